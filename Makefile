@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# What a person types; 'make help' lists it. What Kbuild reads is in Kbuild.
+
+KVER ?= $(shell uname -r)
+KDIR ?= /lib/modules/$(KVER)/build
+
+KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR)
+SCRIPT := scripts/host-tools.sh && python3 scripts
+
+.PHONY: all modules
+all modules:
+	@scripts/preflight.sh '$(KVER)' '$(KDIR)'
+	$(KBUILD) modules
+
+.PHONY: modules_install install
+modules_install install:
+	$(KBUILD) modules_install
+
+.PHONY: clean
+clean:
+	if [ -e '$(KDIR)/Makefile' ]; then $(KBUILD) clean; fi
+	rm -rf build rust-project.json
+
+.PHONY: headers
+headers:
+	@$(SCRIPT)/kernel.py headers '$(KVER)'
+
+.PHONY: smoke
+smoke:
+	@$(SCRIPT)/smoke.py
+
+.PHONY: test
+test:
+	@$(SCRIPT)/venv.py pytest $(TESTS)
+
+.PHONY: check
+check:
+	@$(SCRIPT)/venv.py scripts/check.py
+
+.PHONY: rust-analyzer
+rust-analyzer:
+	@$(SCRIPT)/rust_analyzer.py
+
+.PHONY: update
+update:
+	@$(SCRIPT)/kernel.py update
+
+.PHONY: distclean
+distclean: clean
+	@python3 scripts/cache.py clean
+
+.PHONY: help
+help:
+	@echo 'On any machine, in QEMU, without RDMA hardware:'
+	@echo '  smoke            show the module at work on a Debian kernel'
+	@echo '  test             run every scenario, each in a virtual machine of its own'
+	@echo '  check            formatting and lints, of Rust, shell and Python'
+	@echo '  update           look for newer kernels in Debian'
+	@echo '  rust-analyzer    write rust-project.json for an editor'
+	@echo '  distclean        clean, and empty the cache of downloads and builds'
+	@echo
+	@echo 'For a kernel of your own, by default the running one:'
+	@echo '  all, modules     build krdma_smoke.ko'
+	@echo '  modules_install  install it, as Kbuild does'
+	@echo '  clean            remove what was built here'
+	@echo '  headers          add the Rust crates to the headers of a Debian kernel (KVER=)'
+	@echo
+	@echo 'Variables:'
+	@echo '  KVER=RELEASE     kernel of your own to build for ($(KVER))'
+	@echo '  KDIR=DIRECTORY   its build tree (/lib/modules/KVER/build)'
+	@echo '  KERNEL=VERSION   Debian kernel for smoke and test (the newest with Rust)'
+	@echo '  ACCEL=kvm        hardware virtualisation for smoke (tcg, software emulation)'
+	@echo '  MIRROR=URL       Debian mirror (that of this machine, else the default)'
+	@echo '  TESTS="ARGS"     arguments for pytest, such as "-k rename"'

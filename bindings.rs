@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The C side: the declarations of `ib_core` that bindgen generates during the build, and C strings.
+//!
+//! The types are generated for this module and are distinct from those of the same name in
+//! `kernel::bindings`.
+
+use kernel::{
+    ffi,
+    prelude::*,
+    str::BStr, //
+};
+
+pub(crate) use self::generated::*;
+
+#[allow(
+    clippy::all,
+    clippy::cast_lossless,
+    clippy::ptr_as_ptr,
+    clippy::ref_as_ptr,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    improper_ctypes,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn,
+    reason = "generated from C headers, whose names and layout are not ours to choose"
+)]
+mod generated {
+    use super::ffi;
+
+    // The kernel crate, too, maps these to pointer-sized integers by hand; bindgen leaves them out.
+    type __kernel_size_t = usize;
+    type __kernel_ssize_t = isize;
+    type __kernel_ptrdiff_t = isize;
+
+    include!(env!("KRDMA_SMOKE_BINDINGS"));
+}
+
+/// Returns the bytes of a C string, without its NUL.
+///
+/// Unlike with [`CStr`], there is no arithmetic on the length, which might overflow and panic as far
+/// as the compiler knows.
+///
+/// # Safety
+///
+/// `string` must be NUL-terminated, and neither be freed nor changed for `'a`.
+pub(crate) unsafe fn c_string<'a>(string: *const c_char) -> &'a BStr {
+    // SAFETY: By the safety requirements; `strlen()` counts the bytes before the NUL.
+    BStr::from_bytes(unsafe {
+        core::slice::from_raw_parts(string.cast(), kernel::bindings::strlen(string))
+    })
+}

@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What bindgen reads. Which of its declarations become Rust is the allow-list
+ * in Kbuild.
+ */
+
+#include <rdma/ib_verbs.h>

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A smoke test of the kernel verbs path of RDMA devices.
+//!
+//! The module takes the devices that bear the name it was given, makes a protection domain, a
+//! completion queue and a queue pair on each, and says in the kernel log how that went.
+
+use kernel::{
+    fmt,
+    new_mutex,
+    prelude::*,
+    str::{
+        BStr,
+        CString, //
+    },
+    sync::Mutex, //
+};
+
+mod bindings;
+mod param;
+mod smoke;
+mod verbs;
+
+use smoke::Resources;
+use verbs::{
+    client::{
+        Client,
+        Registration,
+        Slot, //
+    },
+    Device, //
+};
+
+module! {
+    type: KrdmaSmoke,
+    name: "krdma_smoke",
+    description: "Smoke test of the kernel RDMA verbs path",
+    license: "GPL",
+}
+
+param::string_parameter!(
+    rdma_dev_name = c"mlx5_0",
+    "Name of the RDMA device to test; empty for every device (default: mlx5_0)"
+);
+
+#[pin_data(PinnedDrop)]
+struct KrdmaSmoke {
+    #[pin]
+    _registration: Registration<Watcher>,
+}
+
+impl kernel::InPlaceModule for KrdmaSmoke {
+    fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        pr_info!(
+            "init, target rdma_dev_name={}\n",
+            Printable(rdma_dev_name.value())
+        );
+
+        try_pin_init!(Self {
+            _registration <- Registration::new(Watcher::new()),
+        })
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for KrdmaSmoke {
+    fn drop(self: Pin<&mut Self>) {
+        // The registration is dropped after this and takes the resources with it.
+        pr_info!("exit\n");
+    }
+}
+
+/// Watches the devices come and go, and takes those that are wanted.
+#[pin_data]
+struct Watcher {
+    /// Of the devices there are while the module is being loaded; `None` once that is over.
+    #[pin]
+    roll_call: Mutex<Option<RollCall>>,
+}
+
+static WATCHER: Slot<Watcher> = Slot::new();
+
+impl Watcher {
+    fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            roll_call <- new_mutex!(Some(RollCall::default())),
+        })
+    }
+
+    /// Makes the resources on the device if it bears the wanted name.
+    fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Resources<'d>> {
+        let target = rdma_dev_name.value();
+        let matched = target.is_empty() || target == name;
+
+        if let Some(roll_call) = &mut *self.roll_call.lock() {
+            roll_call.note(name, matched);
+        }
+
+        if !matched {
+            return None;
+        }
+
+        pr_info!("matched RDMA device {}\n", Printable(name));
+
+        Resources::create(device)
+            .inspect_err(|e| {
+                pr_err!(
+                    "resource smoke failed on {}, ret={}: {}\n",
+                    Printable(name),
+                    e.to_errno(),
+                    advice(*e)
+                )
+            })
+            .ok()
+    }
+}
+
+impl Client for Watcher {
+    const NAME: &'static CStr = c"krdma_smoke";
+
+    /// What was made on a device, which stays until the device goes, whatever its name is by then.
+    /// `None` for a device that was not wanted so far, or on which the smoke test failed.
+    type Context<'d> = Option<Resources<'d>>;
+
+    fn slot() -> &'static Slot<Self> {
+        &WATCHER
+    }
+
+    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>> {
+        pr_info!("found RDMA device {}\n", Printable(name));
+
+        // Every device is kept, as one that is not wanted can be renamed.
+        Ok(self.consider(device, name))
+    }
+
+    fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>) {
+        pr_info!("RDMA device renamed to {}\n", Printable(name));
+
+        if context.is_none() {
+            *context = self.consider(device, name);
+        }
+    }
+
+    fn registered(&self) {
+        let target = rdma_dev_name.value();
+
+        let Some(roll_call) = self.roll_call.lock().take() else {
+            return;
+        };
+
+        if roll_call.matched {
+            return;
+        }
+
+        if target.is_empty() {
+            pr_notice!("no RDMA device yet, waiting for one\n");
+        } else {
+            pr_notice!(
+                "no RDMA device is named {}, waiting for it (there are: {roll_call})\n",
+                Printable(target)
+            );
+        }
+    }
+}
+
+/// What the notice that nothing matched has to know.
+#[derive(Default)]
+struct RollCall {
+    /// A device bore the wanted name.
+    matched: bool,
+    /// The names of the first devices that did not: as many as usually fit into one line of the log,
+    /// which is 1 KiB.
+    names: [Option<CString>; 8],
+    /// How many more there were.
+    others: usize,
+}
+
+impl RollCall {
+    fn note(&mut self, name: &BStr, matched: bool) {
+        if matched {
+            self.matched = true;
+            return;
+        }
+
+        let room = self.names.iter_mut().find(|name| name.is_none());
+
+        match (room, CString::try_from_fmt(fmt!("{}", Printable(name)))) {
+            (Some(room), Ok(name)) => *room = Some(name),
+            _ => self.others = self.others.saturating_add(1),
+        }
+    }
+}
+
+impl fmt::Display for RollCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names = self.names.iter().flatten();
+
+        match names.next() {
+            Some(name) => f.write_fmt(fmt!("{}", &**name))?,
+            None => f.write_str("none")?,
+        }
+
+        for name in names {
+            f.write_fmt(fmt!(", {}", &**name))?;
+        }
+
+        if self.others > 0 {
+            f.write_fmt(fmt!(" and {} more", self.others))?;
+        }
+
+        Ok(())
+    }
+}
+
+/// A name from outside, shown so that it can neither forge a line of the log nor fill it: what is not
+/// printable ASCII is escaped, and more than a device name can have is cut off.
+struct Printable<'a>(&'a BStr);
+
+impl Printable<'_> {
+    /// `IB_DEVICE_NAME_MAX`.
+    const LENGTH_MAX: usize = 64;
+}
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.get(..Self::LENGTH_MAX) {
+            Some(start) if start.len() < self.0.len() => {
+                f.write_fmt(fmt!("{}...", BStr::from_bytes(start)))
+            }
+            _ => fmt::Display::fmt(self.0, f),
+        }
+    }
+}
+
+/// What the user can do about a step that failed.
+fn advice(error: Error) -> &'static str {
+    match error {
+        ENOMEM => "out of memory; free some, then load the module again",
+        EINVAL => "the device refuses 16 completions or a queue pair of 16 work requests",
+        EOPNOTSUPP | ENOSYS => "the driver does not offer this to the kernel",
+        _ => "the driver's own messages may say why",
+    }
+}

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The build root: a Debian of its own with the compilers that Debian's kernel was built with.
+
+rustc and bindgen must be the very ones that built the kernel (the version is part of the hash of
+every crate), whatever the machine itself has. QEMU and the guest's tools come from it, too. It is
+made by mmdebstrap and entered by bubblewrap, both of which do without root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cache
+from report import Failure, run, step
+
+# To be raised when `_make` makes something else of the same packages.
+_RECIPE = "1"
+
+SUITE = "trixie"
+BACKPORTS = f"{SUITE}-backports"
+
+PACKAGES = (
+    # what builds the kernel's Rust crates and the module
+    *("rustc", "rust-src", "rustfmt", "rust-clippy", "bindgen", "gcc-14", "make", "bc"),
+    *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3-minimal"),
+    # what makes and runs the virtual machine, and what runs in it
+    *("qemu-system-x86", "cpio", "xz-utils", "kmod", "busybox-static", "iproute2"),
+    # what checks the sources
+    "shellcheck",
+)
+
+# Nobody reads these in there, and they are a third of it.
+_LEFT_OUT = (
+    *("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*"),
+    *(f"/usr/src/rustc-*/src/{name}/*" for name in ("tools", "doc", "etc", "llvm-project")),
+)
+
+
+@dataclass(frozen=True)
+class BuildRoot:
+    """A build root in the cache."""
+
+    path: Path
+
+    def command(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        writable: Iterable[Path] = (),
+        readable: Iterable[Path] = (),
+        sources: Iterable[Path] = (),
+        devices: Iterable[str] = (),
+        network: bool = False,
+    ) -> list[str]:
+        """Return the command that runs `argv` in the build root.
+
+        The build root is read-only. `writable` and `readable` are what is visible of the machine,
+        under the same paths; what is in the directories `sources` appears in `/usr/src`.
+        """
+        command = [
+            *("bwrap", "--die-with-parent", "--unshare-pid", "--unshare-ipc"),
+            *(() if network else ("--unshare-net",)),
+            *(() if os.geteuid() == 0 else ("--unshare-user", "--uid", "0", "--gid", "0")),
+            *("--clearenv", "--setenv", "PATH", "/usr/sbin:/usr/bin", "--setenv", "HOME", "/tmp"),
+            *("--setenv", "LC_ALL", "C.UTF-8"),
+            *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+        ]
+        for name in ("usr", "etc", "var/lib/dpkg"):
+            command += ["--ro-bind", f"{self.path / name}", f"/{name}"]
+        for name in ("bin", "sbin", "lib", "lib64"):
+            command += ["--symlink", f"usr/{name}", f"/{name}"]
+        command += ["--tmpfs", "/usr/src"]
+        for directory in (self.path / "usr/src", *sources):
+            for source in directory.iterdir():
+                command += ["--ro-bind", f"{source}", f"/usr/src/{source.name}"]
+        if network:
+            command += ["--ro-bind", f"{Path('/etc/resolv.conf').resolve()}", "/etc/resolv.conf"]
+        for device in devices:
+            command += ["--dev-bind", device, device]
+        for path in readable:
+            command += ["--ro-bind", f"{path}", f"{path}"]
+        for path in writable:
+            command += ["--bind", f"{path}", f"{path}"]
+        return [*command, "--", *(f"{word}" for word in argv)]
+
+    def output(self, argv: Sequence[str | Path], **options: Any) -> str:
+        """Run a command in the build root, options as for `command`; return what it prints."""
+        result = subprocess.run(
+            self.command(argv, **options), capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if result.returncode != 0:
+            lines = result.stderr.strip().splitlines() or ["no message"]
+            raise Failure(f"{Path(argv[0]).name}: {lines[-1]}")
+        return result.stdout
+
+
+def host_apt_options() -> dict[str, str]:
+    """Return what the machine's apt is told of its mirror, such as a proxy."""
+    try:
+        dump = subprocess.run(
+            ["apt-config", "dump", "--format", "%F\t%v%n"], capture_output=True, text=True
+        ).stdout
+    except FileNotFoundError:
+        return {}
+    options = dict(line.split("\t", 1) for line in dump.splitlines() if "\t" in line)
+    wanted = re.compile(r"Acquire::(https?::.*|Retries|Check-Valid-Until|Check-Date)")
+    return {option: value for option, value in options.items() if wanted.fullmatch(option)}
+
+
+def _mirror() -> list[str]:
+    """Return the Debian mirror as mmdebstrap takes it; nothing stands for its default."""
+    if mirror := os.environ.get("MIRROR"):
+        return [mirror]
+    try:
+        release = Path("/etc/os-release").read_text()
+        targets = subprocess.run(
+            ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)"],
+            capture_output=True,
+            text=True,
+        ).stdout
+    except FileNotFoundError:
+        return []
+    if re.search(r"^ID=debian$", release, re.MULTILINE):
+        codename = re.search(r"^VERSION_CODENAME=(\w+)$", release, re.MULTILINE)
+        for line in targets.splitlines():
+            suite, component, uri = line.split(" ", 2)
+            if codename and suite == codename[1] and component == "main" and "://" in uri:
+                return [uri]
+    return []
+
+
+def _make(path: Path) -> None:
+    with step("Making the build root: Debian with the kernel's compilers (about 1 GB)") as progress:
+        log = cache.logs() / "buildroot.log"
+        log.unlink(missing_ok=True)
+        tarball = path / "buildroot.tar"
+        # The backports come from wherever the suite comes from.
+        hook = (
+            f"sed -n 's/ {SUITE} main$/ {BACKPORTS} main/p' \"$1/etc/apt/sources.list\""
+            ' >"$1/etc/apt/sources.list.d/backports.list"'
+        )
+        command = [
+            *("mmdebstrap", "--variant=apt", f"--include={','.join(PACKAGES)}"),
+            *(f'--aptopt={option} "{value}"' for option, value in host_apt_options().items()),
+            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
+            f"--setup-hook={hook}",
+            *(SUITE, tarball, *_mirror()),
+        ]
+        # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
+        run(progress, command, log, env={"TMPDIR": os.environ.get("TMPDIR", "/var/tmp")})
+        # Unpacked like this, everything belongs to the user and can be removed by the user.
+        run(
+            progress,
+            ["tar", "-C", path, "-xf", tarball, "--exclude=./dev/*", "--no-same-owner"],
+            log,
+        )
+        tarball.unlink()
+        (path / "etc/resolv.conf").touch()
+
+
+def name() -> str:
+    """Return the name of the build root's entry in the cache."""
+    return f"buildroot-{SUITE}-{cache.key(_RECIPE, *PACKAGES, *_LEFT_OUT)}"
+
+
+def ensure() -> BuildRoot:
+    """Return the build root; make it unless it is in the cache."""
+    return BuildRoot(cache.entry(name(), _make, space=4 << 30))

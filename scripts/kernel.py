@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Debian's kernels with Rust: chosen, downloaded, and given the crates that Debian leaves out.
+
+Debian builds its kernels with CONFIG_RUST but does not package the compiled crates that a Rust
+module is built against. They are rebuilt here from Debian's source of the same version by Debian's
+compilers. The kernel exports the crates' functions under names that hold a hash of the crate; that
+every one of these names is among the rebuilt crates' proves that they fit the kernel as it is.
+
+    python3 kernel.py headers RELEASE   complete this machine's headers of a kernel
+    python3 kernel.py update            look for newer kernels
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import buildroot
+import cache
+from buildroot import BuildRoot
+from report import Failure, Step, main, run, step
+
+# To be raised when `_make` makes something else of the same packages.
+_RECIPE = "1"
+
+# What of the kernel can be loaded in the virtual machine, besides what these need; one that a
+# kernel does not have is left out.
+_GUEST_MODULES = (
+    *("ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "siw"),
+    *("dummy", "veth"),
+)
+
+_MAKE_FLAGS = (
+    *("ARCH=x86", "CROSS_COMPILE=x86_64-linux-gnu-", "CC=x86_64-linux-gnu-gcc-14"),
+    "HOSTCC=gcc-14",
+)
+
+
+# The file of an entry that lists what was added to Debian's headers, as paths below /usr/src.
+_ADDED = "added"
+
+
+# What of the kernel's source neither the configuration nor the crates need: most of its size.
+_UNUSED_SOURCE = (
+    *("drivers/*.c", "sound/*.c", "drivers/gpu/drm/amd/include/*", "arch/*/boot/dts/*"),
+    *("tools/testing/*", "tools/perf/*", "Documentation/*.rst", "Documentation/*.yaml"),
+)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A kernel that the suite offers."""
+
+    release: str
+    """What `uname -r` prints: `7.3.4+deb13-amd64`."""
+    package: str
+    """The version of its packages: `7.3.4-1~bpo13+1`."""
+
+    @property
+    def base(self) -> str:
+        """The release without the flavour: `7.3.4+deb13`."""
+        return self.release.rpartition("-")[0]
+
+    @property
+    def source(self) -> str:
+        """The name of the package with its source."""
+        major, minor = self.release.split(".")[:2]
+        return f"linux-source-{major}.{minor}"
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """What versions are sorted by."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.base))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel in the cache, ready to be built against and to be booted."""
+
+    release: str
+    path: Path
+
+    @property
+    def image(self) -> Path:
+        """The bootable image, as Debian ships it."""
+        return self.path / "vmlinuz"
+
+    @property
+    def guest(self) -> Path:
+        """What of the kernel is in the guest: its modules, as a tree below `/`."""
+        return self.path / "guest"
+
+    @property
+    def sources(self) -> Path:
+        """What belongs in `/usr/src`: the headers, with the crates."""
+        return self.path / "src"
+
+    @property
+    def headers(self) -> str:
+        """Where in the build root the headers are."""
+        return f"/usr/src/linux-headers-{self.release}"
+
+
+class Archive:
+    """The suite's package lists, kept in the cache, and downloads from it."""
+
+    def __init__(self, root: BuildRoot) -> None:
+        self._root = root
+        self._state = cache.directory() / "apt"
+        self._log = cache.logs() / "apt.log"
+
+    def _apt(self, *argv: str) -> list[str]:
+        options = {
+            **buildroot.host_apt_options(),
+            "Dir::State": f"{self._state}",
+            "Dir::State::status": "/var/lib/dpkg/status",
+            "Dir::Cache": f"{self._state}",
+            "APT::Sandbox::User": "root",
+        }
+        return [*argv, *(f"-o{option}={value}" for option, value in options.items())]
+
+    def update(self) -> None:
+        """Fetch the package lists."""
+        with cache.lock("apt"), step("Fetching the package lists") as progress:
+            (self._state / "lists/partial").mkdir(parents=True, exist_ok=True)
+            command = self._apt("apt-get", "update", "--error-on=any")
+            self._run(progress, command)
+
+    def _run(self, progress: Step, command: list[str], directory: Path | None = None) -> None:
+        writable = [self._state] if directory is None else [self._state, directory]
+        if directory is not None:
+            command = ["env", "-C", f"{directory}", *command]
+        run(progress, self._root.command(command, writable=writable, network=True), self._log)
+
+    def versions(self) -> list[Version]:
+        """Return the kernels that the suite offers, newest first."""
+        if not (self._state / "lists/partial").is_dir():
+            self.update()
+        pattern = r"linux-image-([0-9.]+\+deb[0-9]+-amd64)"
+        names = self._query("search", "--names-only", f"^{pattern}$")
+        packages = [line.split()[0] for line in names.splitlines()]
+        versions = set()
+        for line in self._query("madison", *packages).splitlines():
+            package, version, where = (column.strip() for column in line.split("|"))
+            if (match := re.fullmatch(pattern, package)) and buildroot.BACKPORTS in where:
+                versions.add(Version(match[1], version))
+        return sorted(versions, key=lambda version: version.order, reverse=True)
+
+    def _query(self, *argv: str) -> str:
+        return self._root.output(self._apt("apt-cache", *argv), writable=[self._state])
+
+    def download(self, progress: Step, packages: list[str], directory: Path) -> None:
+        """Download packages, given as `name=version`, into a directory."""
+        directory.mkdir()
+        with cache.lock("apt"):
+            self._run(progress, self._apt("apt-get", "download", *packages), directory)
+
+
+def _choose(versions: list[Version], wanted: str) -> list[Version]:
+    """Return the versions to try: those that `wanted` names, or all."""
+    if not wanted:
+        return versions
+    chosen = [v for v in versions if wanted in (v.release, v.base, v.base.partition("+")[0])]
+    if not chosen:
+        offered = ", ".join(version.base.partition("+")[0] for version in versions)
+        raise Failure(f"KERNEL={wanted}: {buildroot.BACKPORTS} offers {offered or 'no kernel'}")
+    return chosen
+
+
+def _config(file: Path) -> dict[str, str]:
+    """Return what a kernel's `.config` sets."""
+    lines = (line.partition("=") for line in file.read_text().splitlines())
+    return {name: value.strip('"') for name, _, value in lines if name.startswith("CONFIG_")}
+
+
+class NoRust(Failure):
+    """A kernel was built without CONFIG_RUST."""
+
+
+class _Maker:
+    """Makes the cache's entry of one kernel, in the directory `path`."""
+
+    def __init__(self, root: BuildRoot, version: Version, path: Path) -> None:
+        self._root = root
+        self._version = version
+        self._path = path
+        self._log = cache.logs() / f"linux-{version.release}.log"
+        self._log.unlink(missing_ok=True)
+        # Where the packages are unpacked, and the three directories of headers among them.
+        self._tree = path / "tree"
+        self._headers = f"linux-headers-{version.release}"
+        self._common = f"linux-headers-{version.base}-common"
+        self._kbuild = f"linux-kbuild-{version.base}"
+        # The kernel's source, and where the crates are built.
+        self._source = self._tree / "source"
+        self._objects = self._tree / "objects"
+
+    def make(self, archive: Archive) -> None:
+        """Make the entry."""
+        release = self._version.release
+        with step(f"Downloading Linux {release} and its source (about 300 MB)") as progress:
+            self._fetch(progress, archive)
+        self._check_compilers()
+        with step("Unpacking the source of Linux") as progress:
+            self._unpack_source(progress)
+        with step("Building the Rust crates that Debian leaves out (1 to 2 minutes)") as progress:
+            self._build_crates(progress)
+        count = self._compare_symbols()
+        print(f"    all {count} Rust symbols that the kernel exports are in the rebuilt crates")
+        self._add_crates()
+        with step("Unpacking the guest's kernel modules") as progress:
+            self._keep_modules(progress)
+        shutil.copy(self._tree / f"usr/lib/modules/{release}/vmlinuz", self._path / "vmlinuz")
+        shutil.rmtree(self._tree)
+
+    def _run(self, progress: Step, *argv: str | Path) -> None:
+        run(progress, self._root.command(argv, writable=[self._path]), self._log)
+
+    def _fetch(self, progress: Step, archive: Archive) -> None:
+        """Download and unpack the packages; the headers go where they are to stay."""
+        release = self._version.release
+        names = [
+            *(f"linux-{part}-{release}" for part in ("base", "binary", "modules", "headers")),
+            *(self._common, self._kbuild, self._version.source),
+        ]
+        packages = self._path / "packages"
+        wanted = [f"{name}={self._version.package}" for name in names]
+        archive.download(progress, wanted, packages)
+        for package in sorted(packages.iterdir()):
+            self._run(progress, "dpkg-deb", "-x", package, self._tree)
+        shutil.rmtree(packages)
+
+        sources = self._path / "src"
+        sources.mkdir()
+        kbuild = self._tree / "usr/lib" / self._kbuild
+        kbuild.rename(sources / self._kbuild)
+        for name in (self._headers, self._common):
+            (self._tree / "usr/src" / name).rename(sources / name)
+            for part in ("scripts", "tools"):
+                link = sources / name / part
+                link.unlink()
+                link.symlink_to(f"../{self._kbuild}/{part}")
+
+    def _check_compilers(self) -> None:
+        """Make sure that the kernel has Rust, and that the build root has the same compiler."""
+        config = _config(self._path / "src" / self._headers / ".config")
+        if config.get("CONFIG_RUST") != "y":
+            raise NoRust(f"Linux {self._version.release} is built without CONFIG_RUST")
+        for setting, command in (
+            ("CONFIG_RUSTC_VERSION_TEXT", ["rustc", "--version"]),
+            ("CONFIG_BINDGEN_VERSION_TEXT", ["bindgen", "--version", "workaround-for-0.69.0"]),
+        ):
+            there = self._root.output(command).strip()
+            if there != config.get(setting):
+                raise Failure(
+                    f"Linux {self._version.release} was built by {config.get(setting)} and the"
+                    f" build root has {there}; remake it with 'make distclean smoke'"
+                )
+
+    def _unpack_source(self, progress: Step) -> None:
+        """Unpack what of the source is needed to configure the kernel and to build its crates."""
+        (tarball,) = (self._tree / "usr/src").glob("linux-source-*.tar.*")
+        self._source.mkdir()
+        self._run(
+            progress,
+            *("tar", "-C", self._source, "--strip-components=1", "-xf", tarball),
+            "--anchored",
+            *(f"--exclude={self._version.source}/{pattern}" for pattern in _UNUSED_SOURCE),
+        )
+
+    def _build_crates(self, progress: Step) -> None:
+        """Configure the kernel as Debian did and build its crates."""
+        self._objects.mkdir()
+        config = self._objects / ".config"
+        shutil.copy(self._path / "src" / self._headers / ".config", config)
+        make = ("make", "-C", self._source, f"O={self._objects}", *_MAKE_FLAGS)
+        self._run(progress, *make, "olddefconfig")
+        if _config(config).get("CONFIG_RUST") != "y":
+            raise Failure(f"the build root cannot build Rust for the kernel (see {self._log})")
+        self._run(progress, *make, f"-j{os.cpu_count() or 1}", "prepare")
+
+    def _compare_symbols(self) -> int:
+        """Compare the kernel's Rust symbols with the rebuilt crates'; return how many there are."""
+        symvers = (self._path / "src" / self._headers / "Module.symvers").read_text()
+        exported = {line.split("\t")[1] for line in symvers.splitlines()}
+        exported = {symbol for symbol in exported if symbol.startswith("_R")}
+        rebuilt: set[str] = set()
+        for header in (self._objects / "rust").glob("exports_*_generated.h"):
+            rebuilt.update(re.findall(r"\b_R\w+", header.read_text()))
+        missing = exported - rebuilt
+        if missing or not exported:
+            raise Failure(
+                f"the rebuilt crates do not fit Linux {self._version.release}: {len(missing)} of"
+                f" {len(exported)} Rust symbols differ, such as {min(missing, default='none')}"
+            )
+        return len(exported)
+
+    def _add_crates(self) -> None:
+        """Add to the headers what a Rust module and its checks need, and note what that is."""
+        rust = self._objects / "rust"
+        added = {
+            f"{self._headers}/rust/{file.name}": file
+            for file in (*rust.glob("*.rmeta"), *rust.glob("*.so"))
+        }
+        added[f"{self._kbuild}/scripts/target.json"] = self._objects / "scripts/target.json"
+        analyzer = "scripts/generate_rust_analyzer.py"
+        added[f"{self._kbuild}/{analyzer}"] = self._source / analyzer
+        for name in ("rust", ".clippy.toml", ".rustfmt.toml"):
+            added[f"{self._common}/{name}"] = self._source / name
+        for name, origin in added.items():
+            target = self._path / "src" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            origin.rename(target)
+        (self._path / _ADDED).write_text("".join(f"{name}\n" for name in added))
+
+    def _keep_modules(self, progress: Step) -> None:
+        """Keep the guest's kernel modules, with what they need, unpacked and ready for modprobe."""
+        modules = Path("usr/lib/modules") / self._version.release
+        there = {
+            path.name.partition(".")[0].replace("-", "_"): path
+            for path in (self._tree / modules / "kernel").rglob("*.ko*")
+        }
+        wanted = [name for name in _GUEST_MODULES if name in there]
+        taken: dict[str, Path] = {}
+        while wanted:
+            name = wanted.pop()
+            if name in taken:
+                continue
+            taken[name] = there[name]
+            depends = self._root.output(
+                ["modinfo", "-F", "depends", there[name]], readable=[self._tree]
+            )
+            wanted += [name for name in depends.strip().replace("-", "_").split(",") if name]
+        guest = self._path / "guest"
+        for origin in taken.values():
+            target = guest / origin.relative_to(self._tree)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(origin, target)
+        for name in ("modules.builtin", "modules.builtin.modinfo", "modules.order"):
+            shutil.copy(self._tree / modules / name, guest / modules / name)
+        packed = [f"{path}" for path in guest.rglob("*.ko.xz")]
+        if packed:
+            self._run(progress, "xz", "-d", *packed)
+        (guest / "lib").symlink_to("usr/lib")
+        self._run(progress, "depmod", "-b", guest, self._version.release)
+
+
+def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
+    """Return the build root and a kernel for it; make what is not in the cache.
+
+    `wanted` is a version, or the whole release; by default it is the newest kernel with Rust.
+    """
+    root = buildroot.ensure()
+    archive = Archive(root)
+    versions = _choose(archive.versions(), wanted)
+    if not versions:
+        raise Failure(f"{buildroot.BACKPORTS} offers no kernel; is the mirror complete?")
+    for version in versions:
+        key = cache.key(_RECIPE, version.package, buildroot.name())
+        try:
+            path = cache.entry(
+                f"linux-{version.release}-{key}",
+                lambda path, version=version: _Maker(root, version, path).make(archive),
+                space=3 << 30,
+            )
+        except NoRust as failure:
+            if wanted:
+                raise
+            print(f"    {failure}; trying the next one")
+            continue
+        return root, Kernel(version.release, path)
+    raise Failure(f"no kernel of {buildroot.BACKPORTS} is built with CONFIG_RUST")
+
+
+def _update() -> int:
+    Archive(buildroot.ensure()).update()
+    versions = Archive(buildroot.ensure()).versions()
+    print(f"{buildroot.BACKPORTS} offers {', '.join(version.release for version in versions)}")
+    return 0
+
+
+def _complete_headers(release: str) -> int:
+    """Add the crates to the headers of a Debian kernel that are installed on this machine."""
+    installed = Path(os.environ.get("HEADERS_ROOT", "/usr/src"))
+    headers = installed / f"linux-headers-{release}"
+    if not headers.is_dir():
+        raise Failure(f"{headers} is missing: apt-get install linux-headers-{release}")
+    _, kernel = ensure(release)
+    symvers = f"linux-headers-{release}/Module.symvers"
+    if (installed / symvers).read_bytes() != (kernel.sources / symvers).read_bytes():
+        raise Failure(f"{headers} is of another build than the suite's Linux {release}")
+    if not os.access(headers, os.W_OK):
+        raise Failure(
+            f"{headers} is not writable; run: sudo env XDG_CACHE_HOME={cache.directory().parent}"
+            f" make headers KVER={release}"
+        )
+    for name in (kernel.path / _ADDED).read_text().splitlines():
+        origin, target = kernel.sources / name, installed / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if origin.is_dir():
+            shutil.copytree(origin, target, dirs_exist_ok=True)
+        else:
+            shutil.copy(origin, target)
+    print(f"{headers} has the Rust crates now; type 'make KVER={release}'")
+    return 0
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["headers", release]:
+            main(lambda: _complete_headers(release))
+        case ["update"]:
+            main(_update)
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Builds the module for a kernel of the cache, in the build root.
+
+Each kernel has a directory of its own below `build/`, in which the sources are links; so building
+for one kernel does not touch what was built for another, nor what `make` builds for this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildroot import BuildRoot
+from kernel import Kernel
+from report import Failure
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished module."""
+
+    ko: Path
+    messages: str
+    """What Kbuild and the compilers printed."""
+
+
+def directory(kernel: Kernel, variant: str = "") -> Path:
+    """Return where the module is built for a kernel, with the sources in place."""
+    path = PROJECT / "build" / (f"{kernel.release}-{variant}" if variant else kernel.release)
+    path.mkdir(parents=True, exist_ok=True)
+    names = ["Kbuild", "bindings_helper.h", "verbs", *(file.name for file in PROJECT.glob("*.rs"))]
+    wanted = {path / name: PROJECT / name for name in names}
+    for link in path.iterdir():
+        if link.is_symlink() and wanted.get(link) != link.readlink():
+            link.unlink()
+    for link, source in wanted.items():
+        if not link.is_symlink():
+            link.symlink_to(source)
+    return path
+
+
+def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
+    """Run Kbuild for the external module in `path` and return what it printed."""
+    make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}", *arguments]
+    result = subprocess.run(
+        root.command(make, writable=[PROJECT], sources=[kernel.sources]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode != 0:
+        raise Failure(f"{path} does not build for Linux {kernel.release}:\n{result.stdout}")
+    return result.stdout
+
+
+def build(root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "") -> Built:
+    """Build the module; `variant` keeps apart what is built with other arguments."""
+    path = directory(kernel, variant)
+    messages = kbuild(root, kernel, path, *arguments, "modules")
+    return Built(path / "krdma_smoke.ko", messages)

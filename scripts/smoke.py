@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Shows the module at work: on Debian's kernel, in QEMU, on a soft-RoCE device.
+
+The environment may have KERNEL (a version, by default the newest that Debian has) and ACCEL (`tcg`,
+which always works, or `kvm`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import kernel
+import module
+from report import Failure, Step, main, step
+from vm import Result, Vm
+
+DEVICE = "rxe0"
+
+# What the module says when it takes a device, and when it gives it back.
+TAKEN = (
+    f"found RDMA device {DEVICE}",
+    f"matched RDMA device {DEVICE}",
+    "ib_alloc_pd success",
+    "ib_create_cq success",
+    r"ib_create_qp success, qpn=\d+",
+    "resource smoke success",
+)
+RETURNED = ("ib_destroy_qp success", "ib_destroy_cq success", "ib_dealloc_pd success")
+INIT = (f"init, target rdma_dev_name={DEVICE}",)
+EXIT = ("exit",)
+
+_ADD = f"rdma link add {DEVICE} type rxe netdev net0"
+_SHOW = "rdma resource show pd; rdma resource show cq; rdma resource show qp"
+
+
+_PREFIX = "krdma_smoke: "
+
+# What the kernel's module loader says in the module's name.
+_LOADER = ("loading out-of-tree module taints kernel.", "module verification failed: ")
+
+
+def said(result: Result) -> list[str]:
+    """Return what the module logged during a script, a line each, without its prefix."""
+    lines = [line.removeprefix(_PREFIX) for line in result.log if line.startswith(_PREFIX)]
+    return [line for line in lines if not line.startswith(_LOADER)]
+
+
+def says(result: Result, patterns: Sequence[str]) -> bool:
+    """Tell whether what the module logged during a script matches the patterns, line by line."""
+    lines = said(result)
+    return len(lines) == len(patterns) and all(map(re.fullmatch, patterns, lines))
+
+
+def _objects(result: Result) -> int:
+    """Return how many objects are listed as the module's."""
+    return result.output.count("comm [krdma_smoke]")
+
+
+# Each step: what it shows, what is typed in the guest, and whether the outcome is right.
+_STEPS: tuple[tuple[str, str, Callable[[Result], bool]], ...] = (
+    ("an RDMA device", "rdma dev show", lambda r: DEVICE in r.output),
+    (
+        "the module takes the device",
+        f"insmod /krdma_smoke.ko rdma_dev_name={DEVICE}",
+        lambda r: says(r, INIT + TAKEN),
+    ),
+    ("its PD, CQ and QP", _SHOW, lambda r: _objects(r) == 3),
+    ("the device goes away", f"rdma link delete {DEVICE}", lambda r: says(r, RETURNED)),
+    ("the device comes back and is taken again", _ADD, lambda r: says(r, TAKEN)),
+    ("the module is unloaded", "rmmod krdma_smoke", lambda r: says(r, EXIT + RETURNED)),
+    ("nothing is left", _SHOW, lambda r: _objects(r) == 0),
+)
+
+
+def _show(result: Result) -> None:
+    print(f"    # {result.script}")
+    for line in (*result.output.splitlines(), *result.log):
+        print(f"    {line}")
+
+
+def _smoke() -> int:
+    root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
+    print(
+        f"Linux {chosen.release} of Debian; KERNEL= chooses another, 'make update' looks for newer"
+    )
+    with step("Building the module") as progress:
+        built = module.build(root, chosen)
+        if "warning" in built.messages:
+            progress.say(built.messages)
+    log = module.directory(chosen) / "smoke.log"
+    booting = Step("Booting the kernel in QEMU")
+    with Vm(
+        root,
+        chosen,
+        {"krdma_smoke.ko": built.ko},
+        log=log,
+        accelerator=os.environ.get("ACCEL") or "tcg",
+    ) as vm:
+        setup = vm.run(
+            f"set -e; modprobe rdma_rxe; ip link add net0 type dummy\nip link set net0 up; {_ADD}"
+        )
+        if setup.status != 0:
+            raise Failure(f"the guest has no soft-RoCE device: {setup.output.strip()}")
+        booting.done()
+        wrong = []
+        for title, script, right in _STEPS:
+            result = vm.run(script)
+            good = result.status == 0 and right(result)
+            print(f"==> {title}")
+            _show(result)
+            if not good:
+                wrong.append(title)
+                print(f"    NOT as it should be (exit status {result.status})")
+        wrong += [f"the kernel log has: {line}" for line in vm.splats()]
+    if wrong:
+        raise Failure(f"smoke failed: {'; '.join(wrong)} (kernel log: {log})")
+    print(f"smoke success: all {len(_STEPS)} steps as they should be, kernel log clean ({log})")
+    return 0
+
+
+if __name__ == "__main__":
+    main(_smoke)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Runs a kernel in QEMU and scripts in it, and watches its log.
+
+The guest is nothing but an initramfs. Scripts and their results travel over a virtio port, the
+kernel log over the serial console, so that neither can be taken for the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import selectors
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from buildroot import BuildRoot
+from kernel import Kernel
+from report import Failure
+
+_INIT = Path(__file__).parent / "guest-init.sh"
+
+# The guest's programs, by their paths in the build root.
+_STATIC = "/usr/bin/busybox"
+_DYNAMIC = ("/usr/bin/dash", "/usr/bin/kmod", "/usr/sbin/ip", "/usr/bin/rdma")
+
+# A line of the kernel log that no run may have.
+SPLAT = re.compile(
+    r"kernel BUG at|WARNING:|BUG:|Oops:|Kernel panic|general protection fault|Internal error"
+    r"|possible recursive locking|circular locking|inconsistent lock state|suspicious RCU"
+    r"|scheduling while atomic|sleeping function called|refcount_t:|blocked for more than"
+    r"|UBSAN:|KASAN:|KCSAN:|unreferenced object|rust_kernel: panicked|rust_kernel:.*panic"
+)
+
+# How long a guest may be silent before it is taken for dead, in seconds. Software emulation on a
+# busy machine is slow; nothing is concluded from a run being slow.
+_SILENCE = 300.0
+
+# With hardware virtualisation the guest is up within a few seconds, or it will not come up.
+_KVM_BOOT = 15.0
+
+
+class GuestDied(Failure):
+    """The guest does not answer any more."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a script in the guest."""
+
+    script: str
+    status: int
+    output: str
+    log: tuple[str, ...]
+    """What the kernel logged meanwhile, a line each, without times."""
+
+
+class Vm:
+    """A virtual machine, from its boot to its end; use it in a `with` block."""
+
+    def __init__(
+        self,
+        root: BuildRoot,
+        kernel: Kernel,
+        files: Mapping[str, Path],
+        *,
+        log: Path,
+        accelerator: str = "tcg",
+        processors: int = 2,
+    ) -> None:
+        """Prepare a guest with `files` (name there: file here); `log` takes its kernel log."""
+        self._root = root
+        self._kernel = kernel
+        self._files = files
+        self._log_path = log
+        self._accelerator = accelerator
+        self._processors = processors
+        self._lines: list[str] = []
+        self._partial = b""
+        self._answer = b""
+        self._scripts = 0
+
+    def __enter__(self) -> Vm:
+        self._directory = Path(tempfile.mkdtemp(prefix="krdma_smoke-vm-"))
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What the kernel has logged so far, a line each, without times."""
+        return tuple(self._lines)
+
+    def splats(self) -> list[str]:
+        """Return the lines of the kernel log that say that something is wrong."""
+        return [line for line in self._lines if SPLAT.search(line)]
+
+    def run(self, script: str) -> Result:
+        """Run a shell script in the guest and wait for its end."""
+        self._scripts += 1
+        start = len(self._lines)
+        end = f"vm: end of script {self._scripts}"
+        self._control.sendall(base64.b64encode(script.encode("utf-8", "surrogateescape")) + b"\n")
+        status, _, output = self._receive().partition(" ")
+        while end not in self._lines[start:]:
+            self._wait(_SILENCE)
+        stop = self._lines.index(end, start)
+        log = tuple(self._lines[start:stop])
+        return Result(script, int(status), base64.b64decode(output).decode(errors="replace"), log)
+
+    def _archive(self) -> Path:
+        """Make the guest's initramfs."""
+        tree = self._directory / "tree"
+        shutil.copytree(self._kernel.guest, tree, symlinks=True)
+        for name in ("dev", "proc", "sys", "tmp", "run", "etc", "usr/bin", "usr/lib64"):
+            (tree / name).mkdir(parents=True)
+        for name in ("bin", "sbin"):
+            (tree / name).symlink_to("usr/bin")
+        (tree / "lib64").symlink_to("usr/lib64")
+        libraries = re.findall(r"(/\S+) \(0x", self._root.output(["ldd", *_DYNAMIC]))
+        for name in (_STATIC, *_DYNAMIC, *sorted(set(libraries))):
+            target = tree / name.replace("/sbin/", "/bin/").lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(self._root.path / name.lstrip("/"), target)
+        # busybox, which takes all other names, leaves alone what is there.
+        (tree / "usr/bin/sh").symlink_to("dash")
+        for name in ("insmod", "lsmod", "modinfo", "modprobe", "rmmod"):
+            (tree / "usr/bin" / name).symlink_to("kmod")
+        for name, origin in {"init": _INIT, **self._files}.items():
+            shutil.copy(origin, tree / name.lstrip("/"))
+        (tree / "init").chmod(0o755)
+        archive = self._directory / "initramfs.cpio"
+        script = 'cd "$1" && find . | cpio -o -H newc -R 0:0 --quiet >"$2"'
+        command = ["sh", "-c", script, "sh", tree, archive]
+        self._root.output(command, writable=[self._directory])
+        shutil.rmtree(tree)
+        return archive
+
+    def _start(self) -> None:
+        self._control, guest = socket.socketpair()
+        kvm = self._accelerator == "kvm"
+        if kvm and not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            raise Failure("ACCEL=kvm: /dev/kvm is missing or not yours to use; leave ACCEL out")
+        parameters = [
+            *("console=ttyS0", "ignore_loglevel", "printk.devkmsg=on", "panic=-1"),
+            # What only says that the emulation is slow.
+            *("nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
+        ]
+        command = [
+            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
+            *("-display", "none", "-accel", self._accelerator),
+            *("-cpu", "host" if kvm else "max", "-smp", f"{self._processors}", "-m", "512"),
+            *("-kernel", self._kernel.image, "-initrd", self._archive()),
+            *("-append", " ".join(parameters)),
+            *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
+            *("-chardev", f"socket,id=control,fd={guest.fileno()}"),
+            *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control"),
+        ]
+        self._errors = (self._directory / "qemu.log").open("w+b")
+        self._qemu = subprocess.Popen(
+            self._root.command(
+                command,
+                readable=[self._directory, self._kernel.path],
+                devices=["/dev/kvm"] if kvm else [],
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            pass_fds=[guest.fileno()],
+        )
+        guest.close()
+        assert self._qemu.stdout is not None
+        self._console = self._qemu.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(self._console, selectors.EVENT_READ)
+        try:
+            self._receive(_KVM_BOOT if kvm else None)
+        except GuestDied as failure:
+            if kvm:
+                raise Failure(
+                    f"ACCEL=kvm: the guest did not come up ({failure}); leave ACCEL out"
+                ) from failure
+            raise
+
+    def _receive(self, limit: float | None = None) -> str:
+        """Return the guest's next answer; `limit` is how long it may take, in seconds."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while b"\n" not in self._answer:
+            patience = _SILENCE if deadline is None else deadline - time.monotonic()
+            if patience <= 0:
+                raise GuestDied(f"no answer within {limit:.0f} s")
+            self._wait(patience)
+        line, _, self._answer = self._answer.partition(b"\n")
+        return line.decode()
+
+    def _wait(self, patience: float) -> None:
+        """Take in whatever comes next from the guest."""
+        ready = self._selector.select(patience)
+        if not ready:
+            raise GuestDied(f"it was silent for {patience:.0f} s")
+        for key, _ in ready:
+            if key.fileobj is self._control:
+                data = self._control.recv(1 << 16)
+                self._answer += data
+            else:
+                data = os.read(self._console.fileno(), 1 << 16)
+                self._take_log(data)
+            if not data:
+                self._take_log(self._console.read())
+                raise GuestDied(self._last_words())
+
+    def _take_log(self, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="backslashreplace").rstrip("\r")
+            self._lines.append(re.sub(r"^\[ *\d+\.\d+\] ", "", text))
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return (said or self.splats() or self._lines or ["it ended without a word"])[-1]
+
+    def _stop(self) -> None:
+        """End the guest and keep its log."""
+        if hasattr(self, "_qemu"):
+            # The guest has no disk that would want a shutdown.
+            self._qemu.kill()
+            rest, _ = self._qemu.communicate()
+            self._take_log(rest + b"\n")
+            self._errors.close()
+            self._selector.close()
+        self._control.close()
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_path.write_text("".join(f"{line}\n" for line in self._lines))
+        shutil.rmtree(self._directory)

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The smoke test of one device, step by step.
+
+use crate::verbs::{
+    CompletionQueue,
+    CompletionQueueAttributes,
+    Consumer,
+    Device,
+    Event,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairAttributes, //
+};
+use kernel::prelude::*;
+
+/// Small enough for any device.
+const COMPLETION_QUEUE: CompletionQueueAttributes = CompletionQueueAttributes {
+    entries: 16,
+    vector: 0,
+};
+
+const QUEUE_PAIR: QueuePairAttributes = QueuePairAttributes {
+    send_work_requests: 16,
+    receive_work_requests: 16,
+    send_sges: 1,
+    receive_sges: 1,
+};
+
+/// The resources that the smoke test made on a device.
+///
+/// Dropping it destroys them and says so.
+pub(crate) struct Resources<'d> {
+    _qp: QueuePair<'d, Smoke>,
+}
+
+impl<'d> Resources<'d> {
+    /// Makes a protection domain, a completion queue and a queue pair, and says how each step went.
+    ///
+    /// # Errors
+    ///
+    /// That of the step that failed. The steps before it are undone in reverse.
+    pub(crate) fn create(device: Device<'d>) -> Result<Self> {
+        let pd = ProtectionDomain::alloc(device).inspect_err(|e| failed("ib_alloc_pd", *e))?;
+        pr_info!("ib_alloc_pd success\n");
+
+        let cq = CompletionQueue::create(device, &COMPLETION_QUEUE)
+            .inspect_err(|e| failed("ib_create_cq", *e))?;
+        pr_info!("ib_create_cq success\n");
+
+        let qp =
+            QueuePair::create(pd, cq, &QUEUE_PAIR).inspect_err(|e| failed("ib_create_qp", *e))?;
+        pr_info!("ib_create_qp success, qpn={}\n", qp.number());
+
+        pr_info!("resource smoke success\n");
+
+        Ok(Self { _qp: qp })
+    }
+}
+
+/// Says that a step failed.
+fn failed(step: &str, error: Error) {
+    pr_err!("{step} failed, ret={}\n", error.to_errno());
+}
+
+/// The user of the verbs, as `rdma resource show` names it.
+struct Smoke;
+
+impl Consumer for Smoke {
+    const NAME: &'static CStr = c"krdma_smoke";
+
+    fn completion() {
+        pr_info!("CQ completion callback\n");
+    }
+
+    fn cq_event(event: Event) {
+        pr_info!("CQ event {event}\n");
+    }
+
+    fn qp_event(event: Event) {
+        pr_info!("QP event {event}\n");
+    }
+
+    fn destroyed(function: &'static str, result: Result) {
+        match result {
+            Ok(()) => pr_info!("{function} success\n"),
+            Err(error) => failed(function, error),
+        }
+    }
+}

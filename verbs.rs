@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! RDMA verbs for in-kernel consumers.
+//!
+//! Safe wrappers of `ib_core`'s kernel verbs, one module for each object. Nothing in here knows what
+//! its consumer uses them for.
+//!
+//! # Ownership
+//!
+//! [`client::Registration`] owns the `struct ib_client`. `ib_core` lends each device to the client
+//! from `add` until `remove` returns; the lifetime `'d` of [`Device`] stands for that time, and all
+//! that is made on a device carries it. A [`QueuePair`] owns the [`CompletionQueue`] and the
+//! [`ProtectionDomain`] that it was made with, so that they can go only after it, as `ib_core`
+//! demands.
+//!
+//! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
+
+pub(crate) mod client;
+mod cq;
+mod device;
+mod event;
+mod pd;
+mod qp;
+
+pub(crate) use self::{
+    cq::{
+        CompletionQueue,
+        CompletionQueueAttributes, //
+    },
+    device::Device,
+    event::Event,
+    pd::ProtectionDomain,
+    qp::{
+        QueuePair,
+        QueuePairAttributes, //
+    },
+};
+
+use kernel::prelude::*;
+
+/// Who uses the verbs: the name `ib_core` keeps of it, and what it is told.
+///
+/// The InfiniBand specification calls the software above the verbs the consumer.
+///
+/// The functions for events may be called as soon as the object exists, on any CPU, also while it is
+/// being destroyed, but not afterwards. They must not destroy the object.
+pub(crate) trait Consumer {
+    /// The name under which the objects are listed, such as by `rdma resource show`.
+    ///
+    /// C keeps the pointer (`rdma_restrack_set_name()`), which is why it is `'static`.
+    const NAME: &'static CStr;
+
+    /// A completion was added to a queue for which notification was asked.
+    ///
+    /// `ib_comp_handler`. Runs in whichever context the device's driver has, interrupt context
+    /// included: it must not sleep.
+    fn completion();
+
+    /// Something happened to a completion queue, such as an overrun.
+    ///
+    /// `ib_cq.event_handler`. Must not sleep.
+    fn cq_event(event: Event);
+
+    /// Something happened to a queue pair, such as a fatal error.
+    ///
+    /// `ib_qp_init_attr.event_handler`. Must not sleep.
+    fn qp_event(event: Event);
+
+    /// The C function `function` was called to destroy an object, and this is what it returned.
+    ///
+    /// Destroying happens in `Drop`, where an error cannot be returned. May sleep.
+    fn destroyed(function: &'static str, result: Result);
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Clients, which `ib_core` tells of devices.
+
+use super::Device;
+use crate::bindings;
+use core::{
+    marker::PhantomPinned,
+    ptr::{
+        null_mut,
+        NonNull, //
+    },
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    str::{
+        as_char_ptr_in_const_context,
+        BStr, //
+    },
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Full,
+        Release, //
+    },
+    types::Opaque, //
+};
+
+/// What wants to hear of RDMA devices: `struct ib_client`.
+///
+/// For one device the callbacks come one after the other: first [`add`](Client::add), then any
+/// number of [`rename`](Client::rename), and in the end the context is dropped, which stands for
+/// `remove`. Those of different devices can run at the same time.
+///
+/// `add` and `rename` run with locks of `ib_core` held. They may sleep but should be quick, for they
+/// hold up every other device and client. They must not register or unregister clients or devices,
+/// nor rename any.
+pub(crate) trait Client: Send + Sync + Sized + 'static {
+    /// The name of the client.
+    const NAME: &'static CStr;
+
+    /// What the client keeps for a device; dropped when the device goes away or the registration
+    /// is dropped, whichever comes first.
+    ///
+    /// Dropping it must give back, at once, all that was made on the device. It may sleep, and no
+    /// lock of `ib_core` is held.
+    type Context<'d>: Send;
+
+    /// Returns the place where the one registration of this client is noted.
+    fn slot() -> &'static Slot<Self>;
+
+    /// A device has appeared, or was there when the client was registered.
+    ///
+    /// A client that may want the device later, under another name, has to return a context: where
+    /// `add` fails, `ib_core` never mentions the device to this client again, nor tells anybody that
+    /// it failed.
+    ///
+    /// # Errors
+    ///
+    /// Any; the client has undone what it did.
+    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>>;
+
+    /// A device now has the name `name`.
+    fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>);
+
+    /// The client is registered, and `add` was called for every device that there was.
+    fn registered(&self);
+}
+
+/// Where the callbacks of a [`Client`] find its registration.
+///
+/// `ib_core` gives `add` nothing but the device, and C code goes by the address of its static
+/// `struct ib_client`. This is the same for a registration that lives elsewhere: one static for each
+/// type of client.
+///
+/// # Invariants
+///
+/// The pointer is null, or points to a [`Registration`] whose `client` and `data` are initialised.
+pub(crate) struct Slot<T: Client>(Atomic<*mut Registration<T>>);
+
+impl<T: Client> Slot<T> {
+    /// Makes an empty slot.
+    pub(crate) const fn new() -> Self {
+        // INVARIANT: Null.
+        Self(Atomic::new(null_mut()))
+    }
+}
+
+/// The registration of a [`Client`]; unregisters it when dropped.
+///
+/// `ib_unregister_client()` is a full fence: once it has returned, every context is dropped and no
+/// callback runs or will run.
+///
+/// # Invariants
+///
+/// `client` is registered with `ib_core`, and `T::slot()` points here.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Registration<T: Client> {
+    #[pin]
+    client: Opaque<bindings::ib_client>,
+    #[pin]
+    data: T,
+    // `ib_core` and the slot keep the address.
+    #[pin]
+    _pin: PhantomPinned,
+}
+
+// SAFETY: A client may be unregistered by another thread than the one that registered it, and
+// `T: Send`.
+unsafe impl<T: Client> Send for Registration<T> {}
+
+// SAFETY: There is no method that takes `&self`.
+unsafe impl<T: Client> Sync for Registration<T> {}
+
+impl<T: Client> Registration<T> {
+    /// Registers a client by `ib_register_client()`.
+    ///
+    /// [`Client::add`] is called for the devices that are there. Must not be called from a callback
+    /// of any client. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if there is a registration of this client already, `ENOMEM`.
+    pub(crate) fn new(data: impl PinInit<T, Error>) -> impl PinInit<Self, Error> {
+        // The order matters: `data` is there before the first callback can use it.
+        try_pin_init!(&this in Self {
+            data <- data,
+            _pin: PhantomPinned,
+            client <- Opaque::try_ffi_init(move |client: *mut bindings::ib_client| {
+                // SAFETY: The slot is writable memory for a `struct ib_client`.
+                unsafe {
+                    client.write(bindings::ib_client {
+                        name: as_char_ptr_in_const_context(T::NAME),
+                        add: Some(Self::add_callback),
+                        remove: Some(Self::remove_callback),
+                        rename: Some(Self::rename_callback),
+                        ..Default::default()
+                    })
+                };
+
+                // INVARIANT: Both fields have been initialised by now.
+                T::slot()
+                    .0
+                    .cmpxchg(null_mut(), this.as_ptr(), Full)
+                    .map_err(|_| EBUSY)?;
+
+                // SAFETY: The memory is pinned, and `PinnedDrop` unregisters the client before it is
+                // freed. All members that C wants to be set are set, the others are zero.
+                let result = to_result(unsafe { bindings::ib_register_client(client) });
+
+                match result {
+                    // SAFETY: `data` was initialised above; others have shared references at most.
+                    Ok(()) => unsafe { (*this.as_ptr()).data.registered() },
+                    // A registration that failed has called `remove` for every `add`.
+                    Err(_) => T::slot().0.store(null_mut(), Release),
+                }
+
+                // INVARIANT: The client is registered if this returns `Ok`.
+                result
+            }),
+        })
+    }
+
+    /// Returns the client's registration.
+    ///
+    /// # Safety
+    ///
+    /// Must be called from a callback of the client only.
+    unsafe fn current() -> Option<NonNull<Self>> {
+        // Pairs with `cmpxchg()` in `new()`.
+        NonNull::new(T::slot().0.load(Acquire))
+    }
+
+    /// `ib_client.add`.
+    ///
+    /// # Safety
+    ///
+    /// Must be called by `ib_core` only, with a valid device.
+    unsafe extern "C" fn add_callback(device: *mut bindings::ib_device) -> c_int {
+        // SAFETY: This is a callback of the client.
+        let registration = unsafe { Self::current() };
+
+        let (Some(registration), Some(device)) = (registration, NonNull::new(device)) else {
+            return ENODEV.to_errno();
+        };
+
+        // SAFETY: The registration is pinned and stays until `ib_unregister_client()` has returned,
+        // which waits for this callback. The device stays until `remove_callback()` returns, or
+        // until this function fails.
+        unsafe { Self::add(registration, Device::from_raw(device)) }
+            .map_or_else(|error| error.to_errno(), |()| 0)
+    }
+
+    /// # Safety
+    ///
+    /// As `add_callback()`; `this` and `device` must be valid.
+    unsafe fn add(this: NonNull<Self>, device: Device<'_>) -> Result {
+        // First of all, so that nothing has to be undone for want of memory.
+        let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)?;
+
+        // SAFETY: By the safety requirements. `data` is only ever borrowed shared.
+        let data = unsafe { &(*this.as_ptr()).data };
+
+        // SAFETY: `add_client_context()` is called with `devices_rwsem` held.
+        let context = context.write(data.add(device, unsafe { device.name() })?);
+
+        // SAFETY: The device is valid, and the client registered to it. `ib_core` hands the pointer
+        // back in `rename` and, once, in `remove`.
+        unsafe {
+            bindings::ib_set_client_data(
+                device.as_raw(),
+                Opaque::cast_into(&raw const (*this.as_ptr()).client),
+                KBox::into_raw(context).cast(),
+            )
+        };
+
+        Ok(())
+    }
+
+    /// `ib_client.rename`.
+    ///
+    /// # Safety
+    ///
+    /// Must be called by `ib_core` only, with a valid device and what `add_callback()` has set as
+    /// client data.
+    unsafe extern "C" fn rename_callback(device: *mut bindings::ib_device, context: *mut c_void) {
+        // SAFETY: This is a callback of the client.
+        let registration = unsafe { Self::current() };
+
+        let (Some(registration), Some(device), Some(mut context)) = (
+            registration,
+            NonNull::new(device),
+            NonNull::new(context.cast::<T::Context<'_>>()),
+        ) else {
+            return;
+        };
+
+        // SAFETY: As in `add_callback()`.
+        let (data, device) = unsafe { (&(*registration.as_ptr()).data, Device::from_raw(device)) };
+
+        // SAFETY: `ib_device_rename()` holds `devices_rwsem`, which keeps out other renaming, and
+        // the device's `client_data_rwsem`, which keeps out `add` and `remove` of this device. So
+        // the name stays, and nobody else uses the context.
+        unsafe { data.rename(device, device.name(), context.as_mut()) };
+    }
+
+    /// `ib_client.remove`.
+    ///
+    /// # Safety
+    ///
+    /// Must be called by `ib_core` only, with what `add_callback()` has set as client data.
+    unsafe extern "C" fn remove_callback(_device: *mut bindings::ib_device, context: *mut c_void) {
+        let context = context.cast::<T::Context<'_>>();
+
+        if !context.is_null() {
+            // SAFETY: `add()` made the pointer from such a box. `remove_client_context()` calls this
+            // once for each `add` that succeeded, after it has waited for `rename`, and does not
+            // touch the pointer afterwards.
+            drop(unsafe { KBox::from_raw(context) });
+        }
+    }
+}
+
+#[pinned_drop]
+impl<T: Client> PinnedDrop for Registration<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant the client is registered. No lock is held here that a
+        // callback might want, since the value is dropped from outside of them.
+        unsafe { bindings::ib_unregister_client(self.client.get()) };
+
+        // No callback runs any more.
+        T::slot().0.store(null_mut(), Release);
+    }
+}
