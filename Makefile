@@ -32,7 +32,7 @@ smoke:
 
 .PHONY: test
 test:
-	@$(SCRIPT)/venv.py pytest $(TESTS)
+	@$(SCRIPT)/venv.py pytest --numprocesses=auto $(TESTS)
 
 .PHONY: check
 check:

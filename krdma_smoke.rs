@@ -141,8 +141,13 @@ impl Client for Watcher {
         }
     }
 
-    fn registered(&self) {
+    fn registered(&self, result: Result) {
         let target = rdma_dev_name.value();
+
+        if let Err(error) = result {
+            pr_err!("ib_register_client failed, ret={}\n", error.to_errno());
+            return;
+        }
 
         let Some(roll_call) = self.roll_call.lock().take() else {
             return;

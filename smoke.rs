@@ -48,8 +48,8 @@ impl<'d> Resources<'d> {
             .inspect_err(|e| failed("ib_create_cq", *e))?;
         pr_info!("ib_create_cq success\n");
 
-        let qp =
-            QueuePair::create(pd, cq, &QUEUE_PAIR).inspect_err(|e| failed("ib_create_qp", *e))?;
+        let qp = QueuePair::create(pd, cq, &QUEUE_PAIR)
+            .inspect_err(|e| failed("ib_create_qp", e.error))?;
         pr_info!("ib_create_qp success, qpn={}\n", qp.number());
 
         pr_info!("resource smoke success\n");
@@ -84,7 +84,10 @@ impl Consumer for Smoke {
     fn destroyed(function: &'static str, result: Result) {
         match result {
             Ok(()) => pr_info!("{function} success\n"),
-            Err(error) => failed(function, error),
+            Err(error) => {
+                failed(function, error);
+                pr_err!("the driver keeps an object that refers to this module; reboot soon\n");
+            }
         }
     }
 }

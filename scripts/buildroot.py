@@ -145,12 +145,14 @@ def _make(path: Path) -> None:
             f"sed -n 's/ {SUITE} main$/ {BACKPORTS} main/p' \"$1/etc/apt/sources.list\""
             ' >"$1/etc/apt/sources.list.d/backports.list"'
         )
-        command = [
+        command: list[str | Path] = [
             *("mmdebstrap", "--variant=apt", f"--include={','.join(PACKAGES)}"),
             *(f'--aptopt={option} "{value}"' for option, value in host_apt_options().items()),
             *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
             f"--setup-hook={hook}",
-            *(SUITE, tarball, *_mirror()),
+            SUITE,
+            tarball,
+            *_mirror(),
         ]
         # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
         run(progress, command, log, env={"TMPDIR": os.environ.get("TMPDIR", "/var/tmp")})

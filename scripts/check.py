@@ -46,14 +46,17 @@ def _check() -> int:
     root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
     config = f"/usr/src/linux-headers-{chosen.release.rpartition('-')[0]}-common/.rustfmt.toml"
     python = [sys.executable, "-m"]
-    inside = {"readable": [PROJECT], "sources": [chosen.sources]}
+
+    def inside(*command: str) -> list[str]:
+        return root.command(command, readable=[PROJECT], sources=[chosen.sources])
+
     rustfmt = ["rustfmt", "--check", "--edition=2021", "--config-path", config]
     good = [
         _run(
             "rustfmt, with the kernel's configuration",
-            root.command([*rustfmt, *_tracked("*.rs")], **inside),
+            inside(*rustfmt, *_tracked("*.rs")),
         ),
-        _run("shellcheck", root.command(["shellcheck", *_tracked("*.sh", ".ci/run")], **inside)),
+        _run("shellcheck", inside("shellcheck", *_tracked("*.sh", ".ci/run"))),
         _run("ruff format", [*python, "ruff", "format", "--check"]),
         _run("ruff check", [*python, "ruff", "check"]),
         _run("mypy", [*python, "mypy"]),

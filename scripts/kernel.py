@@ -12,6 +12,7 @@ every one of these names is among the rebuilt crates' proves that they fit the k
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -349,6 +350,10 @@ class _Maker:
         self._run(progress, "depmod", "-b", guest, self._version.release)
 
 
+def _make(root: BuildRoot, archive: Archive, version: Version, path: Path) -> None:
+    _Maker(root, version, path).make(archive)
+
+
 def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
     """Return the build root and a kernel for it; make what is not in the cache.
 
@@ -360,13 +365,10 @@ def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
     if not versions:
         raise Failure(f"{buildroot.BACKPORTS} offers no kernel; is the mirror complete?")
     for version in versions:
-        key = cache.key(_RECIPE, version.package, buildroot.name())
+        name = f"linux-{version.release}-{cache.key(_RECIPE, version.package, buildroot.name())}"
+        make = functools.partial(_make, root, archive, version)
         try:
-            path = cache.entry(
-                f"linux-{version.release}-{key}",
-                lambda path, version=version: _Maker(root, version, path).make(archive),
-                space=3 << 30,
-            )
+            path = cache.entry(name, make, space=3 << 30)
         except NoRust as failure:
             if wanted:
                 raise

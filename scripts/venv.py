@@ -22,7 +22,7 @@ def _make(path: Path) -> None:
         log = cache.logs() / "venv.log"
         log.unlink(missing_ok=True)
         run(progress, [sys.executable, "-m", "venv", path], log)
-        pip = [path / "bin/python", "-m", "pip", "install", "--no-input"]
+        pip: list[str | Path] = [path / "bin/python", "-m", "pip", "install", "--no-input"]
         run(progress, [*pip, "--requirement", _REQUIREMENTS], log)
 
 

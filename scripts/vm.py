@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from buildroot import BuildRoot
 from kernel import Kernel
@@ -87,7 +88,7 @@ class Vm:
         self._answer = b""
         self._scripts = 0
 
-    def __enter__(self) -> Vm:
+    def __enter__(self) -> Self:
         self._directory = Path(tempfile.mkdtemp(prefix="krdma_smoke-vm-"))
         try:
             self._start()
@@ -149,7 +150,7 @@ class Vm:
         (tree / "init").chmod(0o755)
         archive = self._directory / "initramfs.cpio"
         script = 'cd "$1" && find . | cpio -o -H newc -R 0:0 --quiet >"$2"'
-        command = ["sh", "-c", script, "sh", tree, archive]
+        command: list[str | Path] = ["sh", "-c", script, "sh", tree, archive]
         self._root.output(command, writable=[self._directory])
         shutil.rmtree(tree)
         return archive

@@ -64,8 +64,11 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// A device now has the name `name`.
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>);
 
-    /// The client is registered, and `add` was called for every device that there was.
-    fn registered(&self);
+    /// `ib_register_client()` has returned `result`.
+    ///
+    /// If that is `Ok`, `add` was called for every device that there was; else the client is not
+    /// registered, and the context of every device has been dropped.
+    fn registered(&self, result: Result);
 }
 
 /// Where the callbacks of a [`Client`] find its registration.
@@ -149,12 +152,13 @@ impl<T: Client> Registration<T> {
                 // freed. All members that C wants to be set are set, the others are zero.
                 let result = to_result(unsafe { bindings::ib_register_client(client) });
 
-                match result {
-                    // SAFETY: `data` was initialised above; others have shared references at most.
-                    Ok(()) => unsafe { (*this.as_ptr()).data.registered() },
-                    // A registration that failed has called `remove` for every `add`.
-                    Err(_) => T::slot().0.store(null_mut(), Release),
+                // A registration that failed has called `remove` for every `add`.
+                if result.is_err() {
+                    T::slot().0.store(null_mut(), Release);
                 }
+
+                // SAFETY: `data` was initialised above; others have shared references at most.
+                unsafe { &(*this.as_ptr()).data }.registered(result);
 
                 // INVARIANT: The client is registered if this returns `Ok`.
                 result

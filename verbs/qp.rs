@@ -37,6 +37,22 @@ pub(crate) struct QueuePairAttributes {
     pub(crate) receive_sges: u32,
 }
 
+/// A queue pair could not be created: why, and what it was to be made of.
+///
+/// When this is dropped, `cq` goes first.
+pub(crate) struct CreateError<'d, C: Consumer> {
+    /// What `ib_create_qp_kernel()` says.
+    pub(crate) error: Error,
+    _cq: CompletionQueue<'d, C>,
+    _pd: ProtectionDomain<'d, C>,
+}
+
+impl<C: Consumer> From<CreateError<'_, C>> for Error {
+    fn from(from: CreateError<'_, C>) -> Self {
+        from.error
+    }
+}
+
 /// A reliable-connected queue pair, in the state `RESET`.
 ///
 /// Destroyed when dropped, by `ib_destroy_qp_user()`; then its completion queue goes, then its
@@ -68,12 +84,12 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     /// # Errors
     ///
     /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's
-    /// driver says. `cq`, then `pd` are dropped.
+    /// driver says; the completion queue and the protection domain are in the error.
     pub(crate) fn create(
         pd: ProtectionDomain<'d, C>,
         cq: CompletionQueue<'d, C>,
         attributes: &QueuePairAttributes,
-    ) -> Result<Self> {
+    ) -> Result<Self, CreateError<'d, C>> {
         let mut attributes = bindings::ib_qp_init_attr {
             event_handler: Some(Self::event_callback),
             send_cq: cq.as_raw(),
@@ -102,15 +118,22 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
                 &mut attributes,
                 as_char_ptr_in_const_context(C::NAME),
             )
-        })?;
+        });
 
-        // INVARIANT: `ib_create_qp_kernel()` succeeded with `cq` and `pd`, and the pointer goes
-        // nowhere else.
-        Ok(Self {
-            ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
-            cq: ManuallyDrop::new(cq),
-            pd: ManuallyDrop::new(pd),
-        })
+        match ptr.and_then(|ptr| NonNull::new(ptr).ok_or(ENOMEM)) {
+            // INVARIANT: `ib_create_qp_kernel()` succeeded with `cq` and `pd`, and the pointer goes
+            // nowhere else.
+            Ok(ptr) => Ok(Self {
+                ptr,
+                cq: ManuallyDrop::new(cq),
+                pd: ManuallyDrop::new(pd),
+            }),
+            Err(error) => Err(CreateError {
+                error,
+                _cq: cq,
+                _pd: pd,
+            }),
+        }
     }
 
     /// Returns the queue pair number, by which a peer addresses it.
@@ -142,7 +165,8 @@ impl<C: Consumer> Drop for QueuePair<'_, C> {
         C::destroyed("ib_destroy_qp", result);
 
         // A queue pair that could not be destroyed goes on using the other two: they are leaked
-        // with it. `ib_core` does not expect drivers to refuse for kernel objects.
+        // with it. For kernel objects `ib_core` does not expect drivers to refuse, and nothing
+        // better can be done (see `ib_destroy_cq()`, which warns and goes on).
         if result.is_ok() {
             // SAFETY: Nobody uses the fields after this, and this is the only place that drops them.
             unsafe {

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Makes a kernel function fail, for tests on kernels without fault injection.
+ *
+ * While the module is loaded, a call of the function that has the name
+ * `function` returns `error` without doing anything. The function must return
+ * an int or a pointer.
+ */
+
+#include <linux/kprobes.h>
+#include <linux/module.h>
+#include <linux/ptrace.h>
+
+static char *function;
+module_param(function, charp, 0444);
+MODULE_PARM_DESC(function, "Name of the function that is to fail");
+
+static int error = -EIO;
+module_param(error, int, 0444);
+MODULE_PARM_DESC(error, "What it returns");
+
+/* What runs in place of the function. */
+static noinline long failing(void)
+{
+	return error;
+}
+
+static int divert(struct kprobe *probe, struct pt_regs *regs)
+{
+	instruction_pointer_set(regs, (unsigned long)failing);
+	return 1;
+}
+
+static struct kprobe probe = {
+	.pre_handler = divert,
+};
+
+static int __init failpoint_init(void)
+{
+	probe.symbol_name = function;
+	return register_kprobe(&probe);
+}
+
+static void __exit failpoint_exit(void)
+{
+	unregister_kprobe(&probe);
+}
+
+module_init(failpoint_init);
+module_exit(failpoint_exit);
+
+MODULE_DESCRIPTION("Makes a kernel function fail");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A guest as the scenarios see it: RDMA devices to make, the module to load."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from typing import Self
+
+from smoke import EXIT, RETURNED, TAKEN, said, says
+from vm import Result, Vm
+
+__all__ = ["EXIT", "RETURNED", "Guest", "found", "init", "said", "says", "taken"]
+
+
+def init(target: str) -> list[str]:
+    """Return what the module says when it is loaded for a device."""
+    return [f"init, target rdma_dev_name={re.escape(target)}"]
+
+
+def found(*devices: str) -> list[str]:
+    """Return what the module says of devices that it sees."""
+    return [f"found RDMA device {re.escape(device)}" for device in devices]
+
+
+def taken(device: str) -> list[str]:
+    """Return what the module says when it takes a device that has just appeared."""
+    return [*found(device), *matched(device)]
+
+
+def matched(device: str) -> list[str]:
+    """Return what the module says when it takes a device that it knew already."""
+    return [f"matched RDMA device {re.escape(device)}", *TAKEN[2:]]
+
+
+class Guest(Vm):
+    """A virtual machine with commands for RDMA devices and for the module."""
+
+    def __enter__(self) -> Self:
+        """Boot, and load what the module needs."""
+        super().__enter__()
+        self.do("modprobe ib_core")
+        return self
+
+    def do(self, script: str) -> Result:
+        """Run a script that must succeed."""
+        result = self.run(f"set -e\n{script}")
+        assert result.status == 0, result
+        return result
+
+    def add(self, *devices: str) -> Result:
+        """Add soft-RoCE devices, each on a network device of its own."""
+        # The name of a network device has at most 15 characters.
+        netdevs = [f"net_{re.sub(r'[^a-z0-9]', '', device)}"[:15] for device in devices]
+        return self.do(
+            "modprobe rdma_rxe\n"
+            + "".join(
+                f"ip link show {netdev} >/dev/null 2>&1 || ip link add {netdev} type dummy\n"
+                f"ip link set {netdev} up\n"
+                f"rdma link add {shlex.quote(device)} type rxe netdev {netdev}\n"
+                for device, netdev in zip(devices, netdevs, strict=True)
+            )
+        )
+
+    def delete(self, device: str) -> Result:
+        """Delete a soft-RoCE device."""
+        return self.do(f"rdma link delete {shlex.quote(device)}")
+
+    def rename(self, device: str, name: str) -> Result:
+        """Rename an RDMA device, as udev does."""
+        return self.do(f"rdma dev set {shlex.quote(device)} name {shlex.quote(name)}")
+
+    def load(self, target: str | None) -> Result:
+        """Load the module for a device, or for its default."""
+        argument = "" if target is None else shlex.quote(f"rdma_dev_name={target}")
+        return self.do(f"insmod /krdma_smoke.ko {argument}")
+
+    def unload(self) -> Result:
+        """Unload the module."""
+        return self.do("rmmod krdma_smoke")
+
+    def fail(self, function: str, error: int) -> None:
+        """Make a kernel function fail with `error` from now on."""
+        self.do(f"insmod /failpoint.ko function={function} error={error}")
+
+    def mend(self) -> None:
+        """Make the function work again."""
+        self.do("rmmod failpoint")
+
+    def objects(self) -> Counter[str]:
+        """Return how many objects the module has, as `rxe0 pd`, `rxe0 cq`, `rxe0 qp`."""
+        counts: Counter[str] = Counter()
+        for kind in ("pd", "cq", "qp", "mr"):
+            output = self.do(f"rdma resource show {kind}").output
+            for line in output.splitlines():
+                if "comm [krdma_smoke]" in line:
+                    device = line.split()[1].partition("/")[0]
+                    counts[f"{device} {kind}"] += 1
+        return counts
+
+    def wait_for(self, text: str) -> Result:
+        """Wait until the kernel has logged a line with `text`, then run nothing."""
+        return self.do(f"until dmesg | grep -qF {shlex.quote(text)}; do usleep 20000; done")
+
+
+def one_each(*devices: str) -> Counter[str]:
+    """Return the objects that the module has when it has taken these devices."""
+    return Counter(f"{device} {kind}" for device in devices for kind in ("pd", "cq", "qp"))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Steps that fail: what was done before is undone, and the module stays harmless."""
+
+from __future__ import annotations
+
+import pytest
+from guest import EXIT, RETURNED, Guest, found, init, matched, one_each, said, says, taken
+
+ENOMEM, EINVAL, EOPNOTSUPP, EBUSY, EIO = -12, -22, -95, -16, -5
+
+KEPT = "the driver keeps an object that refers to this module; reboot soon"
+
+# Each step: what it is called, which of soft-RoCE's functions does it, and what was done before.
+STEPS = [
+    ("ib_alloc_pd", "rxe_alloc_pd", 0),
+    ("ib_create_cq", "rxe_create_cq", 1),
+    ("ib_create_qp", "rxe_create_qp", 2),
+]
+
+
+def failed(step: str, done: int, error: int, advice: str = ".*") -> list[str]:
+    """Return what the module says when a step fails after `done` others."""
+    return [
+        "matched RDMA device rxe0",
+        *(f"{name} success" for name, _, _ in STEPS[:done]),
+        f"{step} failed, ret={error}",
+        *RETURNED[len(RETURNED) - done :],
+        f"resource smoke failed on rxe0, ret={error}: {advice}",
+    ]
+
+
+@pytest.mark.parametrize(("step", "function", "done"), STEPS, ids=[step for step, _, _ in STEPS])
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ENOMEM, "out of memory; .*"),
+        (EINVAL, "the device refuses .*"),
+        (EOPNOTSUPP, "the driver does not offer .*"),
+        (EIO, "the driver's own messages .*"),
+    ],
+)
+def test_creation_fails(
+    guest: Guest, step: str, function: str, done: int, error: int, advice: str
+) -> None:
+    """A step that fails is reported with its errno, and the steps before it are undone."""
+    guest.add("rxe0")
+    guest.fail(function, error)
+    result = guest.load("rxe0")
+    expected = [*init("rxe0"), *found("rxe0"), *failed(step, done, error, advice)]
+    assert says(result, expected), said(result)
+    assert not guest.objects()
+
+    # The device is not taken, and bearing the name again is a new chance.
+    guest.rename("rxe0", "rxe1")
+    guest.mend()
+    result = guest.rename("rxe1", "rxe0")
+    assert says(result, ["RDMA device renamed to rxe0", *matched("rxe0")]), said(result)
+    assert guest.objects() == one_each("rxe0")
+    assert says(guest.unload(), [*EXIT, *RETURNED])
+    assert not guest.objects()
+
+    # Nothing is left that would be in the way.
+    assert says(guest.load("rxe0"), init("rxe0") + taken("rxe0"))
+    assert says(guest.unload(), [*EXIT, *RETURNED])
+
+
+def test_unload_after_failure(guest: Guest) -> None:
+    """A module whose device failed unloads without a word about objects, and loads again."""
+    guest.add("rxe0")
+    guest.fail("rxe_create_qp", ENOMEM)
+    guest.load("rxe0")
+    assert says(guest.unload(), EXIT)
+    guest.mend()
+    assert says(guest.load("rxe0"), init("rxe0") + taken("rxe0"))
+    assert says(guest.unload(), [*EXIT, *RETURNED])
+
+
+def test_one_device_fails_of_two(guest: Guest) -> None:
+    """A device that fails does not take another one along."""
+    guest.add("rxe0")
+    guest.load("")
+    guest.fail("rxe_create_cq", ENOMEM)
+    result = guest.add("rxe1")
+    assert "ib_create_cq failed, ret=-12" in said(result)
+    guest.mend()
+    assert guest.objects() == one_each("rxe0")
+    assert says(guest.add("rxe2"), taken("rxe2"))
+    assert says(guest.unload(), [*EXIT, *RETURNED, *RETURNED])
+
+
+def test_registration_fails(guest: Guest) -> None:
+    """Where the client cannot be registered, insmod says so; loading works again later."""
+    guest.add("rxe0")
+    guest.fail("ib_register_client", ENOMEM)
+    result = guest.run("insmod /krdma_smoke.ko rdma_dev_name=rxe0")
+    assert result.status != 0
+    assert "Cannot allocate memory" in result.output
+    assert says(result, [*init("rxe0"), "ib_register_client failed, ret=-12"]), said(result)
+    guest.mend()
+    assert says(guest.load("rxe0"), init("rxe0") + taken("rxe0"))
+    assert says(guest.unload(), [*EXIT, *RETURNED])
+
+
+def test_queue_pair_cannot_be_destroyed(guest: Guest) -> None:
+    """A queue pair that stays keeps its completion queue and its protection domain."""
+    guest.add("rxe0")
+    guest.load("rxe0")
+    guest.fail("rxe_destroy_qp", EBUSY)
+    assert says(guest.unload(), [*EXIT, "ib_destroy_qp failed, ret=-16", KEPT])
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("rxe_destroy_cq", [RETURNED[0], "ib_destroy_cq failed, ret=-16", KEPT, RETURNED[2]]),
+        ("rxe_dealloc_pd", [*RETURNED[:2], "ib_dealloc_pd failed, ret=-16", KEPT]),
+    ],
+    ids=["cq", "pd"],
+)
+def test_other_object_cannot_be_destroyed(guest: Guest, function: str, expected: list[str]) -> None:
+    """An object that cannot be destroyed is reported, and the others go."""
+    guest.add("rxe0")
+    guest.load("rxe0")
+    guest.fail(function, EBUSY)
+    assert says(guest.unload(), [*EXIT, *expected])

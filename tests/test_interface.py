@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the module shows of itself: modinfo, sysfs, symbols."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from buildroot import BuildRoot
+from guest import Guest
+from kernel import Kernel
+from module import PROJECT
+
+
+def test_modinfo(root: BuildRoot, chosen: Kernel, ko: Path) -> None:
+    """The module and its parameter are described."""
+    lines = root.output(["modinfo", ko], readable=[PROJECT]).splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    assert fields["name"].strip() == "krdma_smoke"
+    assert fields["license"].strip() == "GPL"
+    assert fields["depends"].strip() == "ib_core"
+    assert fields["vermagic"].split()[0] == chosen.release
+    assert "RDMA" in fields["description"]
+    parameter = root.output(["modinfo", "--parameters", ko], readable=[PROJECT])
+    name, _, description = parameter.partition(":")
+    assert name == "rdma_dev_name"
+    assert "mlx5_0" in description
+    assert description.endswith("(charp)\n")
+
+
+def test_no_panic_path(root: BuildRoot, ko: Path) -> None:
+    """The object refers to nothing that panics."""
+    symbols = root.output(["nm", "--undefined-only", ko], readable=[PROJECT])
+    assert "ib_register_client" in symbols
+    assert "panicking" not in symbols
+
+
+def test_parameter_in_sysfs(guest: Guest) -> None:
+    """Everybody can read the parameter, and nobody can write it."""
+    parameter = "/sys/module/krdma_smoke/parameters/rdma_dev_name"
+    guest.load("rxe0")
+    assert guest.do(f"stat -c %a {parameter}; cat {parameter}").output == "444\nrxe0\n"
+    assert guest.do("ls /sys/module/krdma_smoke/parameters").output == "rdma_dev_name\n"
+    assert guest.run(f"chmod 644 {parameter} && echo rxe1 >{parameter}").status != 0
+    assert guest.do(f"cat {parameter}").output == "rxe0\n"
+    guest.unload()
+    guest.load(None)
+    assert guest.do(f"cat {parameter}").output == "mlx5_0\n"
+
+
+def test_parameter_needs_a_value(guest: Guest) -> None:
+    """A parameter without a value, or one that does not exist, is the kernel's to judge."""
+    assert guest.run("insmod /krdma_smoke.ko rdma_dev_name").status != 0
+    result = guest.do("insmod /krdma_smoke.ko no_such_parameter=1")
+    assert any("unknown parameter 'no_such_parameter' ignored" in line for line in result.log)
