@@ -242,7 +242,6 @@ fn advice(error: Error) -> &'static str {
     match error {
         ENOMEM => "out of memory; free some, then load the module again",
         EINVAL => "the device refuses 16 completions or a queue pair of 16 work requests",
-        EOPNOTSUPP | ENOSYS => "the driver does not offer this to the kernel",
         _ => "the driver's own messages may say why",
     }
 }

@@ -113,7 +113,7 @@ def host_apt_options() -> dict[str, str]:
     return {option: value for option, value in options.items() if wanted.fullmatch(option)}
 
 
-def _mirror() -> list[str]:
+def mirror() -> list[str]:
     """Return the Debian mirror as mmdebstrap takes it; nothing stands for its default."""
     if mirror := os.environ.get("MIRROR"):
         return [mirror]
@@ -152,7 +152,7 @@ def _make(path: Path) -> None:
             f"--setup-hook={hook}",
             SUITE,
             tarball,
-            *_mirror(),
+            *mirror(),
         ]
         # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
         run(progress, command, log, env={"TMPDIR": os.environ.get("TMPDIR", "/var/tmp")})

@@ -161,7 +161,7 @@ class Archive:
             self._run(progress, self._apt("apt-get", "download", *packages), directory)
 
 
-def _choose(versions: list[Version], wanted: str) -> list[Version]:
+def choose(versions: list[Version], wanted: str) -> list[Version]:
     """Return the versions to try: those that `wanted` names, or all."""
     if not wanted:
         return versions
@@ -180,6 +180,25 @@ def _config(file: Path) -> dict[str, str]:
 
 class NoRust(Failure):
     """A kernel was built without CONFIG_RUST."""
+
+
+def compare_symbols(symvers: Path, rust: Path) -> int:
+    """Compare the Rust symbols of a kernel with those of crates; return how many there are.
+
+    `symvers` is the kernel's `Module.symvers`, `rust` the directory that the crates were built in.
+    """
+    exported = {line.split("\t")[1] for line in symvers.read_text().splitlines()}
+    exported = {symbol for symbol in exported if symbol.startswith("_R")}
+    rebuilt: set[str] = set()
+    for header in rust.glob("exports_*_generated.h"):
+        rebuilt.update(re.findall(r"\b_R\w+", header.read_text()))
+    missing = exported - rebuilt
+    if missing or not exported:
+        raise Failure(
+            f"the rebuilt crates do not fit the kernel: {len(missing)} of {len(exported)} Rust"
+            f" symbols differ, such as {min(missing, default='none')}"
+        )
+    return len(exported)
 
 
 class _Maker:
@@ -210,7 +229,9 @@ class _Maker:
             self._unpack_source(progress)
         with step("Building the Rust crates that Debian leaves out (1 to 2 minutes)") as progress:
             self._build_crates(progress)
-        count = self._compare_symbols()
+        count = compare_symbols(
+            self._path / "src" / self._headers / "Module.symvers", self._objects / "rust"
+        )
         print(f"    all {count} Rust symbols that the kernel exports are in the rebuilt crates")
         self._add_crates()
         with step("Unpacking the guest's kernel modules") as progress:
@@ -284,22 +305,6 @@ class _Maker:
             raise Failure(f"the build root cannot build Rust for the kernel (see {self._log})")
         self._run(progress, *make, f"-j{os.cpu_count() or 1}", "prepare")
 
-    def _compare_symbols(self) -> int:
-        """Compare the kernel's Rust symbols with the rebuilt crates'; return how many there are."""
-        symvers = (self._path / "src" / self._headers / "Module.symvers").read_text()
-        exported = {line.split("\t")[1] for line in symvers.splitlines()}
-        exported = {symbol for symbol in exported if symbol.startswith("_R")}
-        rebuilt: set[str] = set()
-        for header in (self._objects / "rust").glob("exports_*_generated.h"):
-            rebuilt.update(re.findall(r"\b_R\w+", header.read_text()))
-        missing = exported - rebuilt
-        if missing or not exported:
-            raise Failure(
-                f"the rebuilt crates do not fit Linux {self._version.release}: {len(missing)} of"
-                f" {len(exported)} Rust symbols differ, such as {min(missing, default='none')}"
-            )
-        return len(exported)
-
     def _add_crates(self) -> None:
         """Add to the headers what a Rust module and its checks need, and note what that is."""
         rust = self._objects / "rust"
@@ -361,7 +366,7 @@ def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
     """
     root = buildroot.ensure()
     archive = Archive(root)
-    versions = _choose(archive.versions(), wanted)
+    versions = choose(archive.versions(), wanted)
     if not versions:
         raise Failure(f"{buildroot.BACKPORTS} offers no kernel; is the mirror complete?")
     for version in versions:

@@ -54,7 +54,8 @@ def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
         text=True,
     )
     if result.returncode != 0:
-        raise Failure(f"{path} does not build for Linux {kernel.release}:\n{result.stdout}")
+        print(result.stdout, end="", flush=True)
+        raise Failure(f"{path} does not build for Linux {kernel.release}, see above")
     return result.stdout
 
 

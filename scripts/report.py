@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,9 @@ def _last_line(log: Path) -> str:
 
 def _error_line(log: Path) -> str:
     """Return the line of a log that most likely says why a command failed."""
+    if shutil.disk_usage(log.parent).free < 1 << 20:
+        # Then the log may have no more room for the message.
+        return f"No space left on device: {log.parent}"
     lines = log.read_text(errors="replace").replace("\r", "\n").split("\n")
     for mark in ("No space left on device", "error: ", "E: ", "***"):
         for line in lines:

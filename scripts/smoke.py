@@ -81,6 +81,9 @@ def _show(result: Result) -> None:
 
 
 def _smoke() -> int:
+    accelerator = os.environ.get("ACCEL") or "tcg"
+    if accelerator not in ("tcg", "kvm"):
+        raise Failure(f"ACCEL={accelerator} is neither tcg nor kvm")
     root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
     print(
         f"Linux {chosen.release} of Debian; KERNEL= chooses another, 'make update' looks for newer"
@@ -96,7 +99,7 @@ def _smoke() -> int:
         chosen,
         {"krdma_smoke.ko": built.ko},
         log=log,
-        accelerator=os.environ.get("ACCEL") or "tcg",
+        accelerator=accelerator,
     ) as vm:
         setup = vm.run(
             f"set -e; modprobe rdma_rxe; ip link add net0 type dummy\nip link set net0 up; {_ADD}"

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Building on a machine of one's own: the preflight, Kbuild's targets, and errors in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from buildroot import BuildRoot
+from kernel import Kernel
+from module import PROJECT
+
+CONFIG = {
+    "CONFIG_INFINIBAND": "m",
+    "CONFIG_RUST": "y",
+    "CONFIG_RUSTC_VERSION_TEXT": '"rustc 1.85.1"',
+}
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """Make the compilers that the preflight looks for, as far as it looks at them."""
+    path = tmp_path / "tools"
+    path.mkdir()
+    for name, script in {"rustc": "echo rustc 1.85.1", "bindgen": "true"}.items():
+        (path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (path / name).chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def kdir(tmp_path: Path) -> Path:
+    """Make a kernel build tree, as far as the preflight looks at it."""
+    path = tmp_path / "kdir"
+    (path / "include/config").mkdir(parents=True)
+    (path / "rust").mkdir()
+    (path / "Makefile").touch()
+    for crate in ("core", "kernel", "pin_init"):
+        (path / f"rust/lib{crate}.rmeta").touch()
+    configure(path, CONFIG)
+    return path
+
+
+def configure(kdir: Path, config: dict[str, str]) -> None:
+    """Write a kernel's configuration."""
+    lines = [f"{name}={value}\n" for name, value in config.items()]
+    (kdir / "include/config/auto.conf").write_text("".join(lines))
+
+
+def preflight(kdir: Path, tools: Path) -> list[str]:
+    """Run the preflight and return its lines; its status must agree with whether there are any."""
+    result = subprocess.run(
+        [PROJECT / "scripts/preflight.sh", "7.0.0-test", kdir],
+        env={"PATH": f"{tools}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("preflight: ") for line in lines), result
+    assert (result.returncode != 0) == bool(lines)
+    return lines
+
+
+def test_preflight_finds_nothing(kdir: Path, tools: Path) -> None:
+    """A tree that has everything passes."""
+    assert preflight(kdir, tools) == []
+
+
+def test_preflight_without_tree(tmp_path: Path, tools: Path) -> None:
+    """Without headers the preflight says which to install."""
+    (line,) = preflight(tmp_path / "none", tools)
+    assert "no kernel build tree" in line
+    assert "linux-headers-7.0.0-test" in line
+
+
+def test_preflight_with_another_tree(tmp_path: Path, tools: Path) -> None:
+    """A directory that is something else is no kernel tree."""
+    (tmp_path / "Makefile").touch()
+    (line,) = preflight(tmp_path, tools)
+    assert "not configured as a kernel build tree" in line
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("CONFIG_INFINIBAND", "CONFIG_INFINIBAND is not set"),
+        ("CONFIG_RUST", "CONFIG_RUST is not set"),
+    ],
+)
+def test_preflight_of_configuration(kdir: Path, tools: Path, missing: str, said: str) -> None:
+    """A kernel without Rust or RDMA is told from one that has them."""
+    configure(kdir, {name: value for name, value in CONFIG.items() if name != missing})
+    (line,) = preflight(kdir, tools)
+    assert said in line
+
+
+@pytest.mark.parametrize("crate", ["core", "kernel", "pin_init"])
+def test_preflight_without_crates(kdir: Path, tools: Path, crate: str) -> None:
+    """Headers without the crates can be completed."""
+    (kdir / f"rust/lib{crate}.rmeta").unlink()
+    (line,) = preflight(kdir, tools)
+    assert f"lib{crate}.rmeta" in line
+    assert "make headers KVER=7.0.0-test" in line
+
+
+@pytest.mark.parametrize(
+    ("tool", "script", "said"),
+    [
+        ("rustc", "echo rustc 1.95.0", "rustc is rustc 1.95.0, and the kernel was built by rustc 1"),
+        ("rustc", "exit 127", "rustc is missing, and the kernel was built by rustc 1.85.1"),
+        ("bindgen", "exit 127", "bindgen is missing"),
+        ("bindgen", '[ "$1" = --version ]', "bindgen does not find libclang"),
+    ],
+)
+def test_preflight_of_tools(kdir: Path, tools: Path, tool: str, script: str, said: str) -> None:
+    """A compiler that is missing, or not the kernel's, is named with what is needed."""
+    (tools / tool).write_text(f"#!/bin/sh\n{script}\n")
+    (line,) = preflight(kdir, tools)
+    assert said in line
+
+
+def test_preflight_says_all_at_once(kdir: Path, tools: Path) -> None:
+    """What is missing comes in one go, a line each."""
+    (kdir / "rust/libcore.rmeta").unlink()
+    (tools / "rustc").write_text("#!/bin/sh\nexit 127\n")
+    (tools / "bindgen").write_text("#!/bin/sh\nexit 127\n")
+    assert len(preflight(kdir, tools)) == 3
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Copy the sources, for targets that write beside them."""
+    path = tmp_path / "clone"
+    ignored = shutil.ignore_patterns("build", ".git", "__pycache__", "*.ko", "*.o", "*.cmd")
+    shutil.copytree(PROJECT, path, ignore=ignored)
+    return path
+
+
+def headers(chosen: Kernel, path: Path, *, complete: bool) -> Path:
+    """Copy a kernel's headers, as Debian ships them or with what `make headers` adds."""
+    shutil.copytree(chosen.sources, path, symlinks=True)
+    if not complete:
+        for name in (chosen.path / "added").read_text().splitlines():
+            added = path / name
+            if added.is_dir():
+                shutil.rmtree(added)
+            else:
+                added.unlink()
+    return path
+
+
+def test_own_kernel(root: BuildRoot, chosen: Kernel, clone: Path, tmp_path: Path) -> None:
+    """Headers are completed, and then make, make modules_install and make clean work as Kbuild's."""
+    sources = headers(chosen, tmp_path / "src", complete=False)
+
+    def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "-C", clone, f"KVER={chosen.release}", f"KDIR={chosen.headers}"]
+        return subprocess.run(
+            root.command([*command, *arguments], writable=[tmp_path], sources=[sources]),
+            capture_output=True,
+            text=True,
+        )
+
+    before = make()
+    assert before.returncode != 0
+    assert f"make headers KVER={chosen.release}" in before.stderr
+
+    completed = subprocess.run(
+        ["make", "-C", clone, "headers", f"KVER={chosen.release}"],
+        env={**os.environ, "HEADERS_ROOT": f"{sources}"},
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed
+
+    built = make()
+    assert built.returncode == 0, built
+    assert "warning" not in built.stdout + built.stderr
+    assert (clone / "krdma_smoke.ko").is_file()
+
+    installed = make("modules_install", f"INSTALL_MOD_PATH={tmp_path}")
+    assert installed.returncode == 0, installed
+    modules = tmp_path / "lib/modules" / chosen.release
+    assert [path.name.split(".")[0] for path in modules.rglob("*.ko*")] == ["krdma_smoke"]
+
+    sources_only = sorted(path.name for path in PROJECT.iterdir() if path.name in os.listdir(clone))
+    cleaned = make("clean")
+    assert cleaned.returncode == 0, cleaned
+    left = {path.name for path in clone.iterdir()}
+    assert left <= set(sources_only)
+    assert not [path for path in clone.rglob("*") if path.suffix in (".o", ".ko", ".cmd", ".mod")]
+
+
+def test_headers_of_another_build(chosen: Kernel, tmp_path: Path) -> None:
+    """Headers that are not those of the kernel that the crates were built for are left alone."""
+    sources = headers(chosen, tmp_path / "src", complete=False)
+    symvers = sources / f"linux-headers-{chosen.release}/Module.symvers"
+    symvers.write_text(symvers.read_text() + "0x00000000\tadded\tvmlinux\tEXPORT_SYMBOL\t\n")
+    result = subprocess.run(
+        ["make", "headers", f"KVER={chosen.release}"],
+        cwd=PROJECT,
+        env={**os.environ, "HEADERS_ROOT": f"{sources}"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    assert "is of another build" in result.stderr
+    assert not list((sources / f"linux-headers-{chosen.release}/rust").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("target", "environment", "said"),
+    [
+        ("smoke", {"KERNEL": "9.9.9"}, "KERNEL=9.9.9: trixie-backports offers 7."),
+        ("smoke", {"ACCEL": "kvn"}, "ACCEL=kvn is neither tcg nor kvm"),
+        ("headers", {"KVER": "7.0.0-none"}, "apt-get install linux-headers-7.0.0-none"),
+        ("all", {"KDIR": "/nonexistent"}, "no kernel build tree at /nonexistent"),
+        ("all", {"KDIR": f"{PROJECT}"}, "is not configured as a kernel build tree"),
+    ],
+)
+def test_bad_input(target: str, environment: dict[str, str], said: str) -> None:
+    """What cannot be is told in one line, and ends with an error."""
+    result = subprocess.run(
+        ["make", target],
+        cwd=PROJECT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    assert len(lines) == 1, result.stderr
+    assert said in lines[0]
+
+
+def test_unreachable_mirror(tmp_path: Path) -> None:
+    """A mirror that does not answer is told in one line, and nothing half-made is kept."""
+    result = subprocess.run(
+        ["make", "smoke"],
+        cwd=PROJECT,
+        env={
+            **os.environ,
+            "XDG_CACHE_HOME": f"{tmp_path}",
+            "MIRROR": "http://127.0.0.1:1/debian",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    assert len(lines) == 1, result.stderr
+    assert "127.0.0.1:1" in lines[0]
+    cache = tmp_path / "krdma_smoke"
+    assert {path.name for path in cache.iterdir()} <= {"logs", "locks", "unfinished"}
+    assert list((cache / "unfinished").iterdir()) == []
+
+
+def test_help() -> None:
+    """Every target that a person may type is in the help."""
+    result = subprocess.run(
+        ["make", "help"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    makefile = (PROJECT / "Makefile").read_text()
+    targets = {
+        target
+        for line in makefile.splitlines()
+        if line.startswith(".PHONY: ")
+        for target in line.split()[1:]
+    }
+    for target in targets - {"install", "help"}:
+        assert f" {target}" in result.stdout
