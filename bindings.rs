@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The C side: the declarations of `ib_core` that bindgen generates during the build, and C strings.
+//! The C side: the declarations of `ib_core` that bindgen generates during the build, and C
+//! strings.
 //!
 //! The types are generated for this module and are distinct from those of the same name in
 //! `kernel::bindings`.
@@ -42,8 +43,8 @@ mod generated {
 
 /// Returns the bytes of a C string, without its NUL.
 ///
-/// Unlike with [`CStr`], there is no arithmetic on the length, which might overflow and panic as far
-/// as the compiler knows.
+/// Unlike with [`CStr`], there is no arithmetic on the length, which might overflow and panic as
+/// far as the compiler knows.
 ///
 /// # Safety
 ///

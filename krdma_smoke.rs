@@ -173,8 +173,8 @@ impl Client for Watcher {
 struct RollCall {
     /// A device bore the wanted name.
     matched: bool,
-    /// The names of the first devices that did not: as many as usually fit into one line of the log,
-    /// which is 1 KiB.
+    /// The names of the first devices that did not: as many as usually fit into one line of the
+    /// log, which is 1 KiB.
     names: [Option<CString>; 8],
     /// How many more there were.
     others: usize,
@@ -217,8 +217,8 @@ impl fmt::Display for RollCall {
     }
 }
 
-/// A name from outside, shown so that it can neither forge a line of the log nor fill it: what is not
-/// printable ASCII is escaped, and more than a device name can have is cut off.
+/// A name from outside, shown so that it can neither forge a line of the log nor fill it: what is
+/// not printable ASCII is escaped, and more than a device name can have is cut off.
 struct Printable<'a>(&'a BStr);
 
 impl Printable<'_> {

@@ -41,8 +41,8 @@ impl StringParameter {
     ///
     /// At most 1024 bytes (`param_set_charp()`), in no particular encoding.
     pub(crate) fn value(&'static self) -> &'static BStr {
-        // SAFETY: By the type invariant, which `param_set_charp()` keeps: its copy is freed when the
-        // module has been unloaded (`module_destroy_params()`).
+        // SAFETY: By the type invariant, which `param_set_charp()` keeps: its copy is freed when
+        // the module has been unloaded (`module_destroy_params()`).
         unsafe { c_string(*self.0.get()) }
     }
 }
@@ -88,7 +88,8 @@ pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
     }
 }
 
-/// Declares a string parameter, which everybody can read in sysfs and which is set at load time only.
+/// Declares a string parameter, which everybody can read in sysfs and which is set at load time
+/// only.
 ///
 /// ```ignore
 /// string_parameter!(greeting = c"hello", "What to say");

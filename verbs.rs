@@ -2,8 +2,8 @@
 
 //! RDMA verbs for in-kernel consumers.
 //!
-//! Safe wrappers of `ib_core`'s kernel verbs, one module for each object. Nothing in here knows what
-//! its consumer uses them for.
+//! Safe wrappers of `ib_core`'s kernel verbs, one module for each object. Nothing in here knows
+//! what its consumer uses them for.
 //!
 //! # Ownership
 //!
@@ -42,8 +42,8 @@ use kernel::prelude::*;
 ///
 /// The InfiniBand specification calls the software above the verbs the consumer.
 ///
-/// The functions for events may be called as soon as the object exists, on any CPU, also while it is
-/// being destroyed, but not afterwards. They must not destroy the object.
+/// The functions for events may be called as soon as the object exists, on any CPU, also while it
+/// is being destroyed, but not afterwards. They must not destroy the object.
 pub(crate) trait Consumer {
     /// The name under which the objects are listed, such as by `rdma resource show`.
     ///

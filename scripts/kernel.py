@@ -26,7 +26,7 @@ from buildroot import BuildRoot
 from report import Failure, Step, main, run, step
 
 # To be raised when `_make` makes something else of the same packages.
-_RECIPE = "1"
+_RECIPE = "2"
 
 # What of the kernel can be loaded in the virtual machine, besides what these need; one that a
 # kernel does not have is left out.
@@ -313,8 +313,12 @@ class _Maker:
             for file in (*rust.glob("*.rmeta"), *rust.glob("*.so"))
         }
         added[f"{self._kbuild}/scripts/target.json"] = self._objects / "scripts/target.json"
-        analyzer = "scripts/generate_rust_analyzer.py"
-        added[f"{self._kbuild}/{analyzer}"] = self._source / analyzer
+        # For an editor: the generated sources, and what 'make rust-analyzer' is made of.
+        for file in rust.rglob("*.rs"):
+            added[f"{self._headers}/rust/{file.relative_to(rust)}"] = file
+        for pattern in ("*rust_analyzer.py", "rust_is_available*", "*-version.sh", "Makefile"):
+            for file in (self._source / "scripts").glob(pattern):
+                added[f"{self._kbuild}/scripts/{file.name}"] = file
         for name in ("rust", ".clippy.toml", ".rustfmt.toml"):
             added[f"{self._common}/{name}"] = self._source / name
         for name, origin in added.items():

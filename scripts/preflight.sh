@@ -64,7 +64,8 @@ if ! "$bindgen" --version >/dev/null 2>&1; then
 	say "bindgen is missing; install it (Debian, Ubuntu: bindgen;" \
 		"others: cargo install bindgen-cli) or point BINDGEN to it"
 elif ! "$bindgen" "$header" >/dev/null 2>&1; then
-	say "bindgen does not find libclang; install it (Debian, Ubuntu: libclang-dev) or set LIBCLANG_PATH"
+	say "bindgen does not find libclang; install it (Debian, Ubuntu: libclang-dev)" \
+		"or set LIBCLANG_PATH"
 fi
 
 exit $missing

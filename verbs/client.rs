@@ -33,9 +33,9 @@ use kernel::{
 /// number of [`rename`](Client::rename), and in the end the context is dropped, which stands for
 /// `remove`. Those of different devices can run at the same time.
 ///
-/// `add` and `rename` run with locks of `ib_core` held. They may sleep but should be quick, for they
-/// hold up every other device and client. They must not register or unregister clients or devices,
-/// nor rename any.
+/// `add` and `rename` run with locks of `ib_core` held. They may sleep but should be quick, for
+/// they hold up every other device and client. They must not register or unregister clients or
+/// devices, nor rename any.
 pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// The name of the client.
     const NAME: &'static CStr;
@@ -53,8 +53,8 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// A device has appeared, or was there when the client was registered.
     ///
     /// A client that may want the device later, under another name, has to return a context: where
-    /// `add` fails, `ib_core` never mentions the device to this client again, nor tells anybody that
-    /// it failed.
+    /// `add` fails, `ib_core` never mentions the device to this client again, nor tells anybody
+    /// that it failed.
     ///
     /// # Errors
     ///
@@ -74,8 +74,8 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
 /// Where the callbacks of a [`Client`] find its registration.
 ///
 /// `ib_core` gives `add` nothing but the device, and C code goes by the address of its static
-/// `struct ib_client`. This is the same for a registration that lives elsewhere: one static for each
-/// type of client.
+/// `struct ib_client`. This is the same for a registration that lives elsewhere: one static for
+/// each type of client.
 ///
 /// # Invariants
 ///
@@ -148,8 +148,8 @@ impl<T: Client> Registration<T> {
                     .cmpxchg(null_mut(), this.as_ptr(), Full)
                     .map_err(|_| EBUSY)?;
 
-                // SAFETY: The memory is pinned, and `PinnedDrop` unregisters the client before it is
-                // freed. All members that C wants to be set are set, the others are zero.
+                // SAFETY: The memory is pinned, and `PinnedDrop` unregisters the client before it
+                // is freed. All members that C wants to be set are set, the others are zero.
                 let result = to_result(unsafe { bindings::ib_register_client(client) });
 
                 // A registration that failed has called `remove` for every `add`.
@@ -258,9 +258,9 @@ impl<T: Client> Registration<T> {
         let context = context.cast::<T::Context<'_>>();
 
         if !context.is_null() {
-            // SAFETY: `add()` made the pointer from such a box. `remove_client_context()` calls this
-            // once for each `add` that succeeded, after it has waited for `rename`, and does not
-            // touch the pointer afterwards.
+            // SAFETY: `add()` made the pointer from such a box. `remove_client_context()` calls
+            // this once for each `add` that succeeded, after it has waited for `rename`, and does
+            // not touch the pointer afterwards.
             drop(unsafe { KBox::from_raw(context) });
         }
     }

@@ -42,8 +42,8 @@ pub(crate) struct CompletionQueueAttributes {
 ///
 /// # Invariants
 ///
-/// `ptr` is a completion queue that `__ib_create_cq()` returned for a [`Device<'d>`] and that nobody
-/// else destroys.
+/// `ptr` is a completion queue that `__ib_create_cq()` returned for a [`Device<'d>`] and that
+/// nobody else destroys.
 pub(crate) struct CompletionQueue<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_cq>,
     _device: PhantomData<(Device<'d>, C)>,
@@ -75,9 +75,9 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
             flags: 0,
         };
 
-        // SAFETY: The device is valid by its type invariant. The attributes are read during the call
-        // only. The handlers are of the types that C declares, take no context, and are code of
-        // this module, which outlives the queue. The name lives for ever, as
+        // SAFETY: The device is valid by its type invariant. The attributes are read during the
+        // call only. The handlers are of the types that C declares, take no context, and are code
+        // of this module, which outlives the queue. The name lives for ever, as
         // `rdma_restrack_set_name()` requires, which keeps the pointer.
         let ptr = from_err_ptr(unsafe {
             bindings::__ib_create_cq(

@@ -27,8 +27,8 @@ pub(crate) struct Device<'d> {
     _brand: PhantomData<fn(&'d ()) -> &'d ()>,
 }
 
-// SAFETY: `ib_core` allows every verb that is reachable from a `Device` to be called from any thread
-// (Documentation/infiniband/core_locking.rst, "Reentrancy").
+// SAFETY: `ib_core` allows every verb that is reachable from a `Device` to be called from any
+// thread (Documentation/infiniband/core_locking.rst, "Reentrancy").
 unsafe impl Send for Device<'_> {}
 
 // SAFETY: As above; the verbs may also be called for the same device by several threads at once.
@@ -40,7 +40,8 @@ impl Device<'_> {
     /// # Safety
     ///
     /// `ptr` must stay valid for the lifetime that the caller chooses, which must end before the
-    /// client's `remove` for this device returns, and must not be equal to that of any other device.
+    /// client's `remove` for this device returns, and must not be equal to that of any other
+    /// device.
     pub(super) unsafe fn from_raw(ptr: NonNull<bindings::ib_device>) -> Self {
         // INVARIANT: By the safety requirements.
         Self {

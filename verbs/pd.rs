@@ -29,8 +29,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `ptr` is a protection domain that `__ib_alloc_pd()` returned for a [`Device<'d>`] and that nobody
-/// else deallocates.
+/// `ptr` is a protection domain that `__ib_alloc_pd()` returned for a [`Device<'d>`] and that
+/// nobody else deallocates.
 pub(crate) struct ProtectionDomain<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_pd>,
     _device: PhantomData<(Device<'d>, C)>,

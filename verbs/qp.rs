@@ -156,9 +156,9 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
 
 impl<C: Consumer> Drop for QueuePair<'_, C> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this is the only call for this queue pair, and the device is
-        // still there. The driver returns only when no handler runs. No user data goes with a kernel
-        // object.
+        // SAFETY: By the type invariant this is the only call for this queue pair, and the device
+        // is still there. The driver returns only when no handler runs. No user data goes with a
+        // kernel object.
         let ret = unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), null_mut()) };
         let result = to_result(ret);
 
@@ -168,7 +168,8 @@ impl<C: Consumer> Drop for QueuePair<'_, C> {
         // with it. For kernel objects `ib_core` does not expect drivers to refuse, and nothing
         // better can be done (see `ib_destroy_cq()`, which warns and goes on).
         if result.is_ok() {
-            // SAFETY: Nobody uses the fields after this, and this is the only place that drops them.
+            // SAFETY: Nobody uses the fields after this, and this is the only place that drops
+            // them.
             unsafe {
                 ManuallyDrop::drop(&mut self.cq);
                 ManuallyDrop::drop(&mut self.pd);
