@@ -6,7 +6,7 @@ KVER ?= $(shell uname -r)
 KDIR ?= /lib/modules/$(KVER)/build
 
 KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR)
-SCRIPT := scripts/host-tools.sh && python3 scripts
+SCRIPT := scripts/host-tools.sh && python3 -B scripts
 
 .PHONY: all modules
 all modules:
@@ -48,7 +48,7 @@ update:
 
 .PHONY: distclean
 distclean: clean
-	@python3 scripts/cache.py clean
+	@python3 -B scripts/cache.py clean
 
 .PHONY: help
 help:

@@ -18,7 +18,7 @@ def test_rust_project() -> None:
     for crate in crates:
         assert Path(crate["root_module"]).is_file()
         assert all(dependency["crate"] < len(crates) for dependency in crate["deps"])
-        if crate["is_proc_macro"]:
+        if "proc_macro_dylib_path" in crate:
             assert Path(crate["proc_macro_dylib_path"]).is_file()
     names = [crate["display_name"] for crate in crates]
     assert {"core", "kernel", "bindings", "macros", "pin_init"} <= set(names)
