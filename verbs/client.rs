@@ -79,7 +79,7 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// The pointer is null, or points to a [`Registration`] whose `client` and `data` are initialised.
+/// The pointer is null, or points to a [`Registration`] that can be borrowed.
 pub(crate) struct Slot<T: Client>(Atomic<*mut Registration<T>>);
 
 impl<T: Client> Slot<T> {
@@ -142,7 +142,8 @@ impl<T: Client> Registration<T> {
                     })
                 };
 
-                // INVARIANT: Both fields have been initialised by now.
+                // INVARIANT: The other fields have been initialised by now, and `client`, which C
+                // goes on to use, is opaque.
                 T::slot()
                     .0
                     .cmpxchg(null_mut(), this.as_ptr(), Full)
@@ -157,8 +158,8 @@ impl<T: Client> Registration<T> {
                     T::slot().0.store(null_mut(), Release);
                 }
 
-                // SAFETY: `data` was initialised above; others have shared references at most.
-                unsafe { &(*this.as_ptr()).data }.registered(result);
+                // SAFETY: All fields have been initialised by now, and are only borrowed shared.
+                unsafe { this.as_ref() }.data.registered(result);
 
                 // INVARIANT: The client is registered if this returns `Ok`.
                 result
@@ -166,14 +167,18 @@ impl<T: Client> Registration<T> {
         })
     }
 
-    /// Returns the client's registration.
+    /// Returns the registration to a callback of the client.
     ///
     /// # Safety
     ///
-    /// Must be called from a callback of the client only.
-    unsafe fn current() -> Option<NonNull<Self>> {
+    /// `'a` must end before the callback returns.
+    unsafe fn current<'a>() -> Option<&'a Self> {
         // Pairs with `cmpxchg()` in `new()`.
-        NonNull::new(T::slot().0.load(Acquire))
+        let this = T::slot().0.load(Acquire);
+
+        // SAFETY: By the type invariant of `Slot` this is null or a registration. It stays until
+        // `ib_unregister_client()` has returned, which waits for callbacks that run.
+        unsafe { this.as_ref() }
     }
 
     /// `ib_client.add`.
@@ -182,39 +187,39 @@ impl<T: Client> Registration<T> {
     ///
     /// Must be called by `ib_core` only, with a valid device.
     unsafe extern "C" fn add_callback(device: *mut bindings::ib_device) -> c_int {
-        // SAFETY: This is a callback of the client.
-        let registration = unsafe { Self::current() };
+        // SAFETY: The reference is used in this callback only.
+        let this = unsafe { Self::current() };
 
-        let (Some(registration), Some(device)) = (registration, NonNull::new(device)) else {
+        let (Some(this), Some(device)) = (this, NonNull::new(device)) else {
             return ENODEV.to_errno();
         };
 
-        // SAFETY: The registration is pinned and stays until `ib_unregister_client()` has returned,
-        // which waits for this callback. The device stays until `remove_callback()` returns, or
-        // until this function fails.
-        unsafe { Self::add(registration, Device::from_raw(device)) }
-            .map_or_else(|error| error.to_errno(), |()| 0)
+        // SAFETY: `ib_core` does not let a device go before `remove` has returned, or this function
+        // has failed. The lifetime is that of the context, which has ended by then.
+        let device = unsafe { Device::from_raw(device) };
+
+        match this.add(device) {
+            Ok(()) => 0,
+            Err(error) => error.to_errno(),
+        }
     }
 
-    /// # Safety
-    ///
-    /// As `add_callback()`; `this` and `device` must be valid.
-    unsafe fn add(this: NonNull<Self>, device: Device<'_>) -> Result {
+    /// Has the client make its context of a device, and leaves that with `ib_core`.
+    fn add(&self, device: Device<'_>) -> Result {
         // First of all, so that nothing has to be undone for want of memory.
         let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)?;
 
-        // SAFETY: By the safety requirements. `data` is only ever borrowed shared.
-        let data = unsafe { &(*this.as_ptr()).data };
-
         // SAFETY: `add_client_context()` is called with `devices_rwsem` held.
-        let context = context.write(data.add(device, unsafe { device.name() })?);
+        let name = unsafe { device.name() };
 
-        // SAFETY: The device is valid, and the client registered to it. `ib_core` hands the pointer
-        // back in `rename` and, once, in `remove`.
+        let context = KBox::write(context, self.data.add(device, name)?);
+
+        // SAFETY: The device is valid, and the client is being added to it. `ib_core` hands the
+        // pointer back in `rename` and, once, in `remove`.
         unsafe {
             bindings::ib_set_client_data(
                 device.as_raw(),
-                Opaque::cast_into(&raw const (*this.as_ptr()).client),
+                self.client.get(),
                 KBox::into_raw(context).cast(),
             )
         };
@@ -226,27 +231,28 @@ impl<T: Client> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Must be called by `ib_core` only, with a valid device and what `add_callback()` has set as
-    /// client data.
+    /// Must be called by `ib_core` only, with a valid device and what `add()` has set as client
+    /// data.
     unsafe extern "C" fn rename_callback(device: *mut bindings::ib_device, context: *mut c_void) {
-        // SAFETY: This is a callback of the client.
-        let registration = unsafe { Self::current() };
+        // SAFETY: The reference is used in this callback only.
+        let this = unsafe { Self::current() };
 
-        let (Some(registration), Some(device), Some(mut context)) = (
-            registration,
-            NonNull::new(device),
-            NonNull::new(context.cast::<T::Context<'_>>()),
-        ) else {
+        let (Some(this), Some(device)) = (this, NonNull::new(device)) else {
             return;
         };
 
-        // SAFETY: As in `add_callback()`.
-        let (data, device) = unsafe { (&(*registration.as_ptr()).data, Device::from_raw(device)) };
+        // SAFETY: As in `add_callback()`: the lifetime is that of the context.
+        let device = unsafe { Device::from_raw(device) };
 
-        // SAFETY: `ib_device_rename()` holds `devices_rwsem`, which keeps out other renaming, and
-        // the device's `client_data_rwsem`, which keeps out `add` and `remove` of this device. So
-        // the name stays, and nobody else uses the context.
-        unsafe { data.rename(device, device.name(), context.as_mut()) };
+        // SAFETY: `ib_device_rename()` holds `devices_rwsem`.
+        let name = unsafe { device.name() };
+
+        // SAFETY: This is null, or what `add()` made. `ib_device_rename()` holds `devices_rwsem`,
+        // which keeps out other renaming, and the device's `client_data_rwsem`, which keeps out
+        // `add` and `remove` of this device, so nobody else uses the context.
+        if let Some(context) = unsafe { context.cast::<T::Context<'_>>().as_mut() } {
+            this.data.rename(device, name, context);
+        }
     }
 
     /// `ib_client.remove`.
