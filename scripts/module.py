@@ -8,6 +8,7 @@ for one kernel does not touch what was built for another, nor what `make` builds
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class Built:
 
 def directory(kernel: Kernel, variant: str = "") -> Path:
     """Return where the module is built for a kernel, with the sources in place."""
+    if re.search(r"[\s:]", f"{PROJECT}"):
+        raise Failure(
+            f"Kbuild cannot build below '{PROJECT}', whose name has a space or a colon;"
+            " move the sources"
+        )
     path = PROJECT / "build" / (f"{kernel.release}-{variant}" if variant else kernel.release)
     path.mkdir(parents=True, exist_ok=True)
     names = ["Kbuild", "bindings_helper.h", "verbs", *(file.name for file in PROJECT.glob("*.rs"))]

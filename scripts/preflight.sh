@@ -21,6 +21,13 @@ config() {
 	sed -n "s/^$1=\"\\{0,1\\}\\([^\"]*\\)\"\\{0,1\\}\$/\\1/p" "$kdir/include/config/auto.conf"
 }
 
+case $PWD in
+*[[:space:]:]*)
+	say "Kbuild cannot build below '$PWD', whose name has a space or a colon; move the sources"
+	exit 1
+	;;
+esac
+
 if [ ! -e "$kdir/Makefile" ]; then
 	say "no kernel build tree at $kdir; install the headers of $kver" \
 		"(Debian, Ubuntu: linux-headers-$kver; Fedora: kernel-devel-$kver) or set KDIR"

@@ -75,6 +75,7 @@ class Vm:
         log: Path,
         accelerator: str = "tcg",
         processors: int = 2,
+        memory: str = "512M",
     ) -> None:
         """Prepare a guest with `files` (name there: file here); `log` takes its kernel log."""
         self._root = root
@@ -83,6 +84,7 @@ class Vm:
         self._log_path = log
         self._accelerator = accelerator
         self._processors = processors
+        self._memory = memory
         self._lines: list[str] = []
         self._partial = b""
         self._answer = b""
@@ -168,7 +170,7 @@ class Vm:
         command = [
             *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-accel", self._accelerator),
-            *("-cpu", "host" if kvm else "max", "-smp", f"{self._processors}", "-m", "512"),
+            *("-cpu", "host" if kvm else "max", "-smp", f"{self._processors}", "-m", self._memory),
             *("-kernel", self._kernel.image, "-initrd", self._archive()),
             *("-append", " ".join(parameters)),
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),

@@ -241,6 +241,19 @@ def test_bad_input(target: str, environment: dict[str, str], said: str) -> None:
     assert said in lines[0]
 
 
+@pytest.mark.parametrize("target", ["all", "smoke"])
+def test_path_with_a_space(clone: Path, kdir: Path, target: str) -> None:
+    """Kbuild cannot have a space in the path, and that is said."""
+    moved = clone.rename(clone.with_name("with a space"))
+    result = subprocess.run(
+        ["make", target, f"KDIR={kdir}"], cwd=moved, capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    assert len(lines) == 1, result.stderr
+    assert "has a space or a colon" in lines[0]
+
+
 def test_unreachable_mirror(tmp_path: Path) -> None:
     """A mirror that does not answer is told in one line, and nothing half-made is kept."""
     result = subprocess.run(

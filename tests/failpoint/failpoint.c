@@ -31,8 +31,14 @@ static int divert(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
+/* A probe with such a handler is not optimised; an optimised one cannot divert. */
+static void after(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+{
+}
+
 static struct kprobe probe = {
 	.pre_handler = divert,
+	.post_handler = after,
 };
 
 static int __init failpoint_init(void)
