@@ -5,21 +5,28 @@
 KVER ?= $(shell uname -r)
 KDIR ?= /lib/modules/$(KVER)/build
 
-KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR)
+# Kbuild takes its tools from the command line only.
+KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(tool)),$(tool)=$($(tool))))
 SCRIPT := scripts/host-tools.sh && python3 -B scripts
 
-.PHONY: all modules
-all modules:
-	@scripts/preflight.sh '$(KVER)' '$(KDIR)'
-	$(KBUILD) modules
+.PHONY: all
+all: modules
 
-.PHONY: modules_install install
-modules_install install:
-	$(KBUILD) modules_install
+.PHONY: modules
+modules:
+	@scripts/preflight.sh '$(KVER)' '$(KDIR)'
+	+$(KBUILD) modules
+
+.PHONY: modules_install
+modules_install:
+	+$(KBUILD) modules_install
+
+.PHONY: install
+install: modules_install
 
 .PHONY: clean
 clean:
-	if [ -e '$(KDIR)/Makefile' ]; then $(KBUILD) clean; fi
+	+if [ -e '$(KDIR)/Makefile' ]; then $(KBUILD) clean; fi
 	rm -rf build rust-project.json
 
 .PHONY: headers

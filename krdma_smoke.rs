@@ -24,9 +24,9 @@ mod verbs;
 use smoke::Resources;
 use verbs::{
     client::{
+        declare_client,
         Client,
-        Registration,
-        Slot, //
+        Registration, //
     },
     Device, //
 };
@@ -78,7 +78,7 @@ struct Watcher {
     roll_call: Mutex<Option<RollCall>>,
 }
 
-static WATCHER: Slot<Watcher> = Slot::new();
+declare_client!(Watcher);
 
 impl Watcher {
     fn new() -> impl PinInit<Self, Error> {
@@ -121,10 +121,6 @@ impl Client for Watcher {
     /// What was made on a device, which stays until the device goes, whatever its name is by then.
     /// `None` for a device that was not wanted so far, or on which the smoke test failed.
     type Context<'d> = Option<Resources<'d>>;
-
-    fn slot() -> &'static Slot<Self> {
-        &WATCHER
-    }
 
     fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>> {
         pr_info!("found RDMA device {}\n", Printable(name));
@@ -241,7 +237,6 @@ impl fmt::Display for Printable<'_> {
 fn advice(error: Error) -> &'static str {
     match error {
         ENOMEM => "out of memory; free some, then load the module again",
-        EINVAL => "the device refuses 16 completions or a queue pair of 16 work requests",
         _ => "the driver's own messages may say why",
     }
 }

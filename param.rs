@@ -11,6 +11,7 @@ use crate::bindings::c_string;
 use core::cell::UnsafeCell;
 use kernel::{
     bindings,
+    module_param::KernelParam,
     prelude::*,
     str::{
         as_char_ptr_in_const_context,
@@ -47,36 +48,32 @@ impl StringParameter {
     }
 }
 
-/// `struct kernel_param` in a static.
-#[repr(transparent)]
-pub(crate) struct KernelParam(bindings::kernel_param);
-
-// SAFETY: The module loader and sysfs alone use it, and it is never changed.
-unsafe impl Sync for KernelParam {}
-
-impl KernelParam {
-    /// Makes the entry for `parameter`, whose name is `name`.
-    pub(crate) const fn new(name: &'static CStr, parameter: &'static StringParameter) -> Self {
-        Self(bindings::kernel_param {
-            name: as_char_ptr_in_const_context(name),
-            mod_: (&raw const bindings::__this_module).cast_mut(),
-            ops: &raw const bindings::param_ops_charp,
-            perm: 0o444,
-            // Not a parameter of an initcall level, as in `module_param()`.
-            level: -1,
-            flags: 0,
-            __bindgen_anon_1: bindings::kernel_param__bindgen_ty_1 {
-                arg: parameter.0.get().cast(),
-            },
-        })
-    }
+/// Makes the entry of a parameter in the section `__param`.
+pub(crate) const fn kernel_param(
+    name: &'static CStr,
+    parameter: &'static StringParameter,
+) -> KernelParam {
+    KernelParam::new(bindings::kernel_param {
+        name: as_char_ptr_in_const_context(name),
+        mod_: (&raw const bindings::__this_module).cast_mut(),
+        ops: &raw const bindings::param_ops_charp,
+        perm: 0o444,
+        // Not a parameter of an initcall level, as in `module_param()`.
+        level: -1,
+        flags: 0,
+        __bindgen_anon_1: bindings::kernel_param__bindgen_ty_1 {
+            arg: parameter.0.get().cast(),
+        },
+    })
 }
+
+// The functions that panic are for constants only: they fail while the module is compiled.
 
 /// Makes an array of a string of `N` bytes, as the section `.modinfo` needs it.
 pub(crate) const fn modinfo<const N: usize>(text: &str) -> [u8; N] {
     match text.as_bytes().first_chunk() {
         Some(bytes) => *bytes,
-        None => [0; N],
+        None => panic!(),
     }
 }
 
@@ -84,7 +81,7 @@ pub(crate) const fn modinfo<const N: usize>(text: &str) -> [u8; N] {
 pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
         Ok(name) => name,
-        Err(_) => c"",
+        Err(_) => panic!(),
     }
 }
 
@@ -117,7 +114,7 @@ macro_rules! string_parameter {
 
             #[link_section = "__param"]
             #[used]
-            static KERNEL_PARAM: $crate::param::KernelParam = $crate::param::KernelParam::new(
+            static KERNEL_PARAM: ::kernel::module_param::KernelParam = $crate::param::kernel_param(
                 $crate::param::name(::core::concat!(::core::stringify!($name), "\0")),
                 &$name,
             );

@@ -86,7 +86,7 @@ impl Consumer for Smoke {
             Ok(()) => pr_info!("{function} success\n"),
             Err(error) => {
                 failed(function, error);
-                pr_err!("the driver keeps an object that refers to this module; reboot soon\n");
+                pr_err!("the driver keeps an object that refers to this module; reboot\n");
             }
         }
     }

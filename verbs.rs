@@ -36,7 +36,10 @@ pub(crate) use self::{
     },
 };
 
-use kernel::prelude::*;
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
 
 /// Who uses the verbs: the name `ib_core` keeps of it, and what it is told.
 ///
@@ -68,6 +71,29 @@ pub(crate) trait Consumer {
 
     /// The C function `function` was called to destroy an object, and this is what it returned.
     ///
-    /// Destroying happens in `Drop`, where an error cannot be returned. May sleep.
+    /// Destroying happens in `Drop`, where an error cannot be returned. After an error the device
+    /// keeps the object, and the module can no longer be unloaded. For kernel objects no driver may
+    /// refuse (`ib_core` warns if one does), so nothing better is to be had. May sleep.
     fn destroyed(function: &'static str, result: Result);
+}
+
+/// Tells the consumer that `function` has returned `ret` for an object that was to be destroyed, and
+/// the caller whether the object is gone.
+///
+/// An object that still exists refers to code and data of this module: its handlers and the
+/// consumer's name. So the module has to stay. If it is being unloaded already, that comes too late;
+/// then only a reboot helps.
+fn destroyed<C: Consumer>(function: &'static str, ret: c_int) -> bool {
+    let result = to_result(ret);
+
+    if result.is_err() {
+        // SAFETY: The code of a module that is loaded runs.
+        unsafe {
+            kernel::bindings::__module_get((&raw const kernel::bindings::__this_module).cast_mut())
+        };
+    }
+
+    C::destroyed(function, result);
+
+    result.is_ok()
 }

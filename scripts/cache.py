@@ -102,13 +102,19 @@ def _clean() -> int:
     if not directory().is_dir():
         print(f"{directory()} does not exist: nothing to free")
         return 0
-    sizes = subprocess.run(
-        ["du", "-sh", *sorted(directory().iterdir())], check=True, capture_output=True, text=True
-    ).stdout
-    print(f"Removing from {directory()}:\n{sizes}", end="", flush=True)
-    before = shutil.disk_usage(directory()).free
-    remove(directory())
-    print(f"freed {(shutil.disk_usage(directory().parent).free - before) >> 20} MiB")
+    with contextlib.ExitStack() as stack:
+        for path in (directory() / "locks").glob("*"):
+            file = stack.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Failure(f"another process is making {path.name}; try again later") from None
+        command = ["du", "--human-readable", "--max-depth=1", f"{directory()}"]
+        sizes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(f"Removing:\n{sizes}", end="", flush=True)
+        before = shutil.disk_usage(directory()).free
+        remove(directory())
+        print(f"freed {(shutil.disk_usage(directory().parent).free - before) >> 20} MiB")
     return 0
 
 

@@ -67,8 +67,7 @@ def _check() -> int:
             wrong.append("clippy or W=1")
     with step("no panic path in the object"):
         ko = module.build(root, chosen).ko
-        undefined = root.output(["nm", "--undefined-only", ko], readable=[PROJECT])
-        panics = [line.split()[-1] for line in undefined.splitlines() if "panicking" in line]
+        panics = module.panics(module.undefined(root, ko))
     if panics:
         print(f"{ko} refers to {', '.join(panics)}")
         wrong.append("panic path")

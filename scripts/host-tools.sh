@@ -40,6 +40,12 @@ if [ -n "$packages" ]; then
 	rm "$log"
 fi
 
+if [ "$(id -u)" -ne 0 ] && ! unshare --user --map-root-user true 2>/dev/null; then
+	echo "error: user namespaces are not allowed here; run as root, or allow them" \
+		"(Ubuntu: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0)" >&2
+	exit 1
+fi
+
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
 	echo "error: $(python3 --version) is too old; Python 3.11 or later is needed" >&2
 	exit 1

@@ -325,7 +325,9 @@ class _Maker:
             target = self._path / "src" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             origin.rename(target)
-        (self._path / _ADDED).write_text("".join(f"{name}\n" for name in added))
+        # The crates come last: whoever has the kernel crate has everything.
+        names = sorted(added, key=lambda name: (name.endswith(".rmeta"), "libkernel" in name))
+        (self._path / _ADDED).write_text("".join(f"{name}\n" for name in names))
 
     def _keep_modules(self, progress: Step) -> None:
         """Keep the guest's kernel modules, with what they need, unpacked and ready for modprobe."""
@@ -415,7 +417,9 @@ def _complete_headers(release: str) -> int:
         if origin.is_dir():
             shutil.copytree(origin, target, dirs_exist_ok=True)
         else:
-            shutil.copy(origin, target)
+            unfinished = target.with_name(f"{target.name}.unfinished")
+            shutil.copy(origin, unfinished)
+            unfinished.rename(target)
     print(f"{headers} has the Rust crates now; type 'make KVER={release}'")
     return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,21 @@ class Built:
     ko: Path
     messages: str
     """What Kbuild and the compilers printed."""
+
+
+# What the names of functions that panic have in common, in whichever crate they are.
+_PANIC = re.compile(r"panic|_fail")
+
+
+def panics(symbols: Iterable[str]) -> list[str]:
+    """Return those symbols that are functions which panic."""
+    return [symbol for symbol in symbols if symbol.startswith("_R") and _PANIC.search(symbol)]
+
+
+def undefined(root: BuildRoot, ko: Path) -> list[str]:
+    """Return the symbols that a module takes from elsewhere."""
+    lines = root.output(["nm", "--undefined-only", ko], readable=[PROJECT]).splitlines()
+    return [line.split()[-1] for line in lines]
 
 
 def directory(kernel: Kernel, variant: str = "") -> Path:

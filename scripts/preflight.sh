@@ -37,9 +37,23 @@ elif [ ! -e "$kdir/include/config/auto.conf" ]; then
 	exit 1
 fi
 
+if [ -s "$kdir/include/config/kernel.release" ]; then
+	kver=$(cat "$kdir/include/config/kernel.release")
+fi
+
 if [ -z "$(config CONFIG_INFINIBAND)" ]; then
 	say "the kernel has no RDMA (CONFIG_INFINIBAND is not set); choose another kernel"
 fi
+
+# Another ib_core than the kernel's own lays out its structures in another way.
+ib_core=$(modinfo -k "$kver" -n ib_core 2>/dev/null) || ib_core=
+case $ib_core in
+'' | */kernel/drivers/infiniband/core/*) ;;
+*)
+	say "the ib_core of $kver is $ib_core (of OFED?), not the kernel's own;" \
+		"building for another one is not possible yet"
+	;;
+esac
 
 if [ "$(config CONFIG_RUST)" != y ]; then
 	say "the kernel has no Rust (CONFIG_RUST is not set); choose another kernel," \
@@ -47,9 +61,9 @@ if [ "$(config CONFIG_RUST)" != y ]; then
 	exit 1
 fi
 
-for crate in core kernel pin_init; do
-	if [ ! -e "$kdir/rust/lib$crate.rmeta" ]; then
-		say "the headers have no Rust crates ($kdir/rust/lib$crate.rmeta);" \
+for file in rust/libmacros.so rust/libcore.rmeta rust/libpin_init.rmeta rust/libkernel.rmeta; do
+	if [ ! -e "$kdir/$file" ]; then
+		say "the headers have no Rust crates ($kdir/$file);" \
 			"for a Debian kernel 'make headers KVER=$kver' adds them"
 		break
 	fi

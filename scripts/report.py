@@ -35,7 +35,7 @@ def main(function: Callable[[], int]) -> None:
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         status = 1
-    except OSError as error:
+    except (OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 1
     except KeyboardInterrupt:

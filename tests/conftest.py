@@ -20,6 +20,11 @@ from report import step
 _LOGS = module.PROJECT / "build" / "tests"
 
 
+def _helpers(chosen: kernel.Kernel) -> Path:
+    """Return where the kernel modules that help the tests are built."""
+    return module.PROJECT / "build" / f"{chosen.release}-helpers"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Build everything once, before the tests are spread over several processes."""
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("collectonly"):
@@ -29,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["KERNEL"] = chosen.release
     with step(f"Building the modules for Linux {chosen.release}"):
         module.build(root, chosen)
-        path = module.PROJECT / "build" / f"{chosen.release}-failpoint"
-        shutil.copytree(module.PROJECT / "tests/failpoint", path, dirs_exist_ok=True)
+        path = _helpers(chosen)
+        shutil.copytree(module.PROJECT / "tests/helpers", path, dirs_exist_ok=True)
         module.kbuild(root, chosen, path, "modules")
     shutil.rmtree(_LOGS, ignore_errors=True)
 
@@ -59,10 +64,8 @@ def boot(
 ) -> Iterator[Callable[[], Guest]]:
     """Return a function that boots a guest; in the end its kernel log must be clean."""
     name = re.sub(r"\W+", "-", request.node.name)
-    files = {
-        "krdma_smoke.ko": ko,
-        "failpoint.ko": module.PROJECT / "build" / f"{chosen.release}-failpoint" / "failpoint.ko",
-    }
+    helpers = _helpers(chosen)
+    files = {path.name: path for path in (ko, helpers / "events.ko", helpers / "failpoint.ko")}
     guests: list[Guest] = []
     with ExitStack() as stack:
 

@@ -80,9 +80,10 @@ class Guest(Vm):
         """Unload the module."""
         return self.do("rmmod krdma_smoke")
 
-    def fail(self, function: str, error: int) -> None:
-        """Make a kernel function fail with `error` from now on."""
-        self.do(f"insmod /failpoint.ko function={function} error={error}")
+    def fail(self, function: str, error: int, times: int | None = None) -> None:
+        """Make a kernel function fail with `error` from now on, or the next few times."""
+        limit = "" if times is None else f"times={times}"
+        self.do(f"insmod /failpoint.ko function={function} error={error} {limit}")
 
     def mend(self) -> None:
         """Make the function work again."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,8 @@ CONFIG = {
     "CONFIG_RUST": "y",
     "CONFIG_RUSTC_VERSION_TEXT": '"rustc 1.85.1"',
 }
+
+CRATES = ("libmacros.so", "libcore.rmeta", "libpin_init.rmeta", "libkernel.rmeta")
 
 
 @pytest.fixture
@@ -38,8 +41,8 @@ def kdir(tmp_path: Path) -> Path:
     (path / "include/config").mkdir(parents=True)
     (path / "rust").mkdir()
     (path / "Makefile").touch()
-    for crate in ("core", "kernel", "pin_init"):
-        (path / f"rust/lib{crate}.rmeta").touch()
+    for name in CRATES:
+        (path / "rust" / name).touch()
     configure(path, CONFIG)
     return path
 
@@ -98,12 +101,12 @@ def test_preflight_of_configuration(kdir: Path, tools: Path, missing: str, said:
     assert said in line
 
 
-@pytest.mark.parametrize("crate", ["core", "kernel", "pin_init"])
-def test_preflight_without_crates(kdir: Path, tools: Path, crate: str) -> None:
+@pytest.mark.parametrize("name", CRATES)
+def test_preflight_without_crates(kdir: Path, tools: Path, name: str) -> None:
     """Headers without the crates can be completed."""
-    (kdir / f"rust/lib{crate}.rmeta").unlink()
+    (kdir / "rust" / name).unlink()
     (line,) = preflight(kdir, tools)
-    assert f"lib{crate}.rmeta" in line
+    assert name in line
     assert "make headers KVER=7.0.0-test" in line
 
 
@@ -121,6 +124,23 @@ def test_preflight_of_tools(kdir: Path, tools: Path, tool: str, script: str, sai
     (tools / tool).write_text(f"#!/bin/sh\n{script}\n")
     (line,) = preflight(kdir, tools)
     assert said in line
+
+
+def test_preflight_with_another_ib_core(kdir: Path, tools: Path) -> None:
+    """An ib_core that is not the kernel's own is refused, for its structures are others."""
+    modinfo = "echo /lib/modules/7.0.0-test/updates/dkms/ib_core.ko"
+    (tools / "modinfo").write_text(f"#!/bin/sh\n{modinfo}\n")
+    (tools / "modinfo").chmod(0o755)
+    (line,) = preflight(kdir, tools)
+    assert "updates/dkms/ib_core.ko" in line
+
+
+def test_preflight_names_the_kernel_of_the_tree(kdir: Path, tools: Path) -> None:
+    """What is told to install is for the kernel of the tree."""
+    (kdir / "include/config/kernel.release").write_text("7.1.1-tree\n")
+    (kdir / "rust/libcore.rmeta").unlink()
+    (line,) = preflight(kdir, tools)
+    assert "make headers KVER=7.1.1-tree" in line
 
 
 def test_preflight_says_all_at_once(kdir: Path, tools: Path) -> None:
@@ -289,4 +309,4 @@ def test_help() -> None:
         for target in line.split()[1:]
     }
     for target in targets - {"install", "help"}:
-        assert f" {target}" in result.stdout
+        assert re.search(rf"^  (\S+, )?{target}\b", result.stdout, re.MULTILINE), target

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import module
 from buildroot import BuildRoot
-from guest import Guest
+from guest import EXIT, RETURNED, Guest, said, says
 from kernel import Kernel
 from module import PROJECT
 
@@ -29,9 +30,20 @@ def test_modinfo(root: BuildRoot, chosen: Kernel, ko: Path) -> None:
 
 def test_no_panic_path(root: BuildRoot, ko: Path) -> None:
     """The object refers to nothing that panics."""
-    symbols = root.output(["nm", "--undefined-only", ko], readable=[PROJECT])
+    symbols = module.undefined(root, ko)
     assert "ib_register_client" in symbols
-    assert "panicking" not in symbols
+    assert module.panics(symbols) == []
+
+
+def test_panics_are_found(chosen: Kernel) -> None:
+    """The ways to panic are found by the names that the kernel exports them under."""
+    symvers = chosen.sources / f"linux-headers-{chosen.release}/Module.symvers"
+    found = module.panics(line.split("\t")[1] for line in symvers.read_text().splitlines())
+    for name in (
+        *("panic_fmt", "panic_const_add_overflow", "panic_bounds_check"),
+        *("unwrap_failed", "expect_failed", "slice_end_index_len_fail", "len_mismatch_fail"),
+    ):
+        assert any(symbol.endswith(name) for symbol in found), name
 
 
 def test_parameter_in_sysfs(guest: Guest) -> None:
@@ -52,3 +64,20 @@ def test_parameter_needs_a_value(guest: Guest) -> None:
     assert guest.run("insmod /krdma_smoke.ko rdma_dev_name").status != 0
     result = guest.do("insmod /krdma_smoke.ko no_such_parameter=1")
     assert any("unknown parameter 'no_such_parameter' ignored" in line for line in result.log)
+
+
+def test_events(guest: Guest) -> None:
+    """What a driver reports of the objects is told."""
+    guest.add("rxe0")
+    guest.do("insmod /events.ko")
+    guest.load("rxe0")
+    parameters = "/sys/module/events/parameters"
+    for parameter, line in (
+        ("completion", "CQ completion callback"),
+        ("cq_event", "CQ event 0"),
+        ("qp_event", "QP event 1"),
+    ):
+        result = guest.do(f"cat {parameters}/{parameter}")
+        assert says(result, [line]), said(result)
+    guest.do("rmmod events")
+    assert says(guest.unload(), [*EXIT, *RETURNED])

@@ -102,20 +102,22 @@ def test_unloaded_while_a_device_appears(guest: Guest) -> None:
         appear() {
             i=0
             while [ $i -lt 50 ]; do
-                rdma link delete $1
-                rdma link add $1 type rxe netdev net_$1
+                rdma link delete $1 && rdma link add $1 type rxe netdev net_$1 || return 1
                 i=$((i + 1))
             done
         }
         appear rxe0 &
+        first=$!
         appear rxe1 &
+        second=$!
         i=0
         while [ $i -lt 50 ]; do
             insmod /krdma_smoke.ko rdma_dev_name=
             rmmod krdma_smoke
             i=$((i + 1))
         done
-        wait
+        wait $first
+        wait $second
     """)
     lines = said(result)
     assert lines.count("init, target rdma_dev_name=") == 50
@@ -139,7 +141,8 @@ def test_other_clients(guest: Guest) -> None:
     assert says(guest.load("rxe0"), init("rxe0") + taken("rxe0"))
     assert guest.do("ls /dev/infiniband").output.split() == ["rdma_cm", "umad0", "uverbs0"]
     assert guest.objects() == one_each("rxe0")
-    guest.do("modprobe -r rdma_ucm rdma_cm ib_umad ib_uverbs || true")
+    guest.do("modprobe -r rdma_ucm ib_umad")
+    assert not guest.do("lsmod").output.count("ib_umad")
     assert guest.objects() == one_each("rxe0")
     guest.do(f"modprobe -a {others}")
     assert says(guest.delete("rxe0"), RETURNED)

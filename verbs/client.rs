@@ -36,6 +36,8 @@ use kernel::{
 /// `add` and `rename` run with locks of `ib_core` held. They may sleep but should be quick, for
 /// they hold up every other device and client. They must not register or unregister clients or
 /// devices, nor rename any.
+///
+/// A type of client is declared by [`declare_client!`].
 pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// The name of the client.
     const NAME: &'static CStr;
@@ -46,9 +48,6 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// Dropping it must give back, at once, all that was made on the device. It may sleep, and no
     /// lock of `ib_core` is held.
     type Context<'d>: Send;
-
-    /// Returns the place where the one registration of this client is noted.
-    fn slot() -> &'static Slot<Self>;
 
     /// A device has appeared, or was there when the client was registered.
     ///
@@ -71,6 +70,33 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     fn registered(&self, result: Result);
 }
 
+/// A [`Client`] that has a [`Slot`].
+///
+/// # Safety
+///
+/// `slot()` must return the same slot each time.
+pub(crate) unsafe trait DeclaredClient: Client {
+    /// Returns the place where the one registration of this client is noted.
+    fn slot() -> &'static Slot<Self>;
+}
+
+/// Declares a type of client, which has one static and can be registered once at a time.
+macro_rules! declare_client {
+    ($client:ty) => {
+        const _: () = {
+            static SLOT: $crate::verbs::client::Slot<$client> = $crate::verbs::client::Slot::new();
+
+            // SAFETY: There is one static.
+            unsafe impl $crate::verbs::client::DeclaredClient for $client {
+                fn slot() -> &'static $crate::verbs::client::Slot<Self> {
+                    &SLOT
+                }
+            }
+        };
+    };
+}
+pub(crate) use declare_client;
+
 /// Where the callbacks of a [`Client`] find its registration.
 ///
 /// `ib_core` gives `add` nothing but the device, and C code goes by the address of its static
@@ -80,9 +106,9 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
 /// # Invariants
 ///
 /// The pointer is null, or points to a [`Registration`] that can be borrowed.
-pub(crate) struct Slot<T: Client>(Atomic<*mut Registration<T>>);
+pub(crate) struct Slot<T: DeclaredClient>(Atomic<*mut Registration<T>>);
 
-impl<T: Client> Slot<T> {
+impl<T: DeclaredClient> Slot<T> {
     /// Makes an empty slot.
     pub(crate) const fn new() -> Self {
         // INVARIANT: Null.
@@ -93,13 +119,14 @@ impl<T: Client> Slot<T> {
 /// The registration of a [`Client`]; unregisters it when dropped.
 ///
 /// `ib_unregister_client()` is a full fence: once it has returned, every context is dropped and no
-/// callback runs or will run.
+/// callback runs or will run. It must not be dropped by a callback, nor with a lock held that a
+/// callback takes.
 ///
 /// # Invariants
 ///
 /// `client` is registered with `ib_core`, and `T::slot()` points here.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Registration<T: Client> {
+pub(crate) struct Registration<T: DeclaredClient> {
     #[pin]
     client: Opaque<bindings::ib_client>,
     #[pin]
@@ -111,12 +138,12 @@ pub(crate) struct Registration<T: Client> {
 
 // SAFETY: A client may be unregistered by another thread than the one that registered it, and
 // `T: Send`.
-unsafe impl<T: Client> Send for Registration<T> {}
+unsafe impl<T: DeclaredClient> Send for Registration<T> {}
 
-// SAFETY: There is no method that takes `&self`.
-unsafe impl<T: Client> Sync for Registration<T> {}
+// SAFETY: What is shared of it is `data`, and `T: Sync`; C synchronises its use of `client`.
+unsafe impl<T: DeclaredClient> Sync for Registration<T> {}
 
-impl<T: Client> Registration<T> {
+impl<T: DeclaredClient> Registration<T> {
     /// Registers a client by `ib_register_client()`.
     ///
     /// [`Client::add`] is called for the devices that are there. Must not be called from a callback
@@ -206,11 +233,13 @@ impl<T: Client> Registration<T> {
 
     /// Has the client make its context of a device, and leaves that with `ib_core`.
     fn add(&self, device: Device<'_>) -> Result {
-        // First of all, so that nothing has to be undone for want of memory.
-        let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)?;
-
         // SAFETY: `add_client_context()` is called with `devices_rwsem` held.
         let name = unsafe { device.name() };
+
+        // First of all, so that nothing has to be undone for want of memory. `ib_core` drops the
+        // error, and nobody else knows of the device.
+        let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)
+            .inspect_err(|_| pr_err!("no memory for RDMA device {name}, it is ignored\n"))?;
 
         let context = KBox::write(context, self.data.add(device, name)?);
 
@@ -247,9 +276,10 @@ impl<T: Client> Registration<T> {
         // SAFETY: `ib_device_rename()` holds `devices_rwsem`.
         let name = unsafe { device.name() };
 
-        // SAFETY: This is null, or what `add()` made. `ib_device_rename()` holds `devices_rwsem`,
-        // which keeps out other renaming, and the device's `client_data_rwsem`, which keeps out
-        // `add` and `remove` of this device, so nobody else uses the context.
+        // SAFETY: This is null, or what `add()` made, and nobody else uses it: other renaming and
+        // `add` begin with `devices_rwsem` held for writing, and `ib_device_rename()` holds it;
+        // `remove` begins with the device's `client_data_rwsem` held for writing, and
+        // `ib_device_rename()` holds that as well.
         if let Some(context) = unsafe { context.cast::<T::Context<'_>>().as_mut() } {
             this.data.rename(device, name, context);
         }
@@ -273,10 +303,9 @@ impl<T: Client> Registration<T> {
 }
 
 #[pinned_drop]
-impl<T: Client> PinnedDrop for Registration<T> {
+impl<T: DeclaredClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant the client is registered. No lock is held here that a
-        // callback might want, since the value is dropped from outside of them.
+        // SAFETY: By the type invariant the client is registered.
         unsafe { bindings::ib_unregister_client(self.client.get()) };
 
         // No callback runs any more.

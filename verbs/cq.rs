@@ -3,6 +3,7 @@
 //! Completion queues.
 
 use super::{
+    destroyed,
     Consumer,
     Device,
     Event, //
@@ -16,10 +17,7 @@ use core::{
     },
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     prelude::*,
     str::as_char_ptr_in_const_context, //
 };
@@ -64,8 +62,9 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
         device: Device<'d>,
         attributes: &CompletionQueueAttributes,
     ) -> Result<Self> {
-        // `ib_core` warns with a backtrace about a queue with no entries.
-        if attributes.entries == 0 {
+        // `ib_core` warns with a backtrace about a queue with no entries, and leaves the vector to
+        // its callers.
+        if attributes.entries == 0 || attributes.vector >= device.completion_vectors() {
             return Err(EINVAL);
         }
 
@@ -76,9 +75,9 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
         };
 
         // SAFETY: The device is valid by its type invariant. The attributes are read during the
-        // call only. The handlers are of the types that C declares, take no context, and are code
-        // of this module, which outlives the queue. The name lives for ever, as
-        // `rdma_restrack_set_name()` requires, which keeps the pointer.
+        // call only. The handlers are of the types that C declares and take no context. They and
+        // the name, whose pointer `rdma_restrack_set_name()` keeps, last as long as the module, as
+        // does the queue (see `destroyed()`).
         let ptr = from_err_ptr(unsafe {
             bindings::__ib_create_cq(
                 device.as_raw(),
@@ -121,10 +120,10 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
 impl<C: Consumer> Drop for CompletionQueue<'_, C> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant this is the only call for this queue, and the device is
-        // still there. Queue pairs own their completion queue, so none uses it any more. The driver
-        // returns only when no handler runs. No user data goes with a kernel object.
+        // still there. Queue pairs own their completion queue, so none uses it any more. No user
+        // data goes with a kernel object.
         let ret = unsafe { bindings::ib_destroy_cq_user(self.as_raw(), null_mut()) };
 
-        C::destroyed("ib_destroy_cq", to_result(ret));
+        destroyed::<C>("ib_destroy_cq", ret);
     }
 }

@@ -20,7 +20,7 @@ use kernel::str::BStr;
 ///
 /// # Invariants
 ///
-/// `ptr` points to a registered `struct ib_device` that stays valid for `'d`.
+/// `ptr` points to a `struct ib_device` that stays valid for `'d`.
 #[derive(Clone, Copy)]
 pub(crate) struct Device<'d> {
     ptr: NonNull<bindings::ib_device>,
@@ -55,6 +55,15 @@ impl Device<'_> {
         self.ptr.as_ptr()
     }
 
+    /// Returns how many completion vectors the device has.
+    pub(super) fn completion_vectors(self) -> u32 {
+        // SAFETY: By the type invariant the device is valid. Drivers set the number before they
+        // register the device.
+        let vectors = unsafe { (*self.as_raw()).num_comp_vectors };
+
+        u32::try_from(vectors).unwrap_or(0)
+    }
+
     /// Returns the name of the device.
     ///
     /// # Safety
@@ -62,10 +71,9 @@ impl Device<'_> {
     /// The device must not be renamed for as long as the name is used: `devices_rwsem` is held, as
     /// in the callbacks `add` and `rename` of `struct ib_client`.
     pub(super) unsafe fn name<'a>(self) -> &'a BStr {
-        // SAFETY: By the type invariant the device is valid. `assign_name()` and
-        // `ib_device_rename()` fill `name` by `strscpy()`, which leaves a NUL in it, and both write
-        // it with `devices_rwsem` held for writing, which by the safety requirement nobody can hold
-        // now.
+        // SAFETY: By the type invariant the device is valid. Whoever writes its name does so by
+        // `strscpy()`, which leaves a NUL in it, and with `devices_rwsem` held for writing, which
+        // by the safety requirement nobody can hold now.
         unsafe { bindings::c_string((&raw const (*self.as_raw()).name).cast()) }
     }
 }

@@ -3,6 +3,7 @@
 //! Protection domains.
 
 use super::{
+    destroyed,
     Consumer,
     Device, //
 };
@@ -15,10 +16,7 @@ use core::{
     },
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     prelude::*,
     str::as_char_ptr_in_const_context, //
 };
@@ -50,8 +48,9 @@ impl<'d, C: Consumer> ProtectionDomain<'d, C> {
     ///
     /// `ENOMEM`, or what the device's driver says.
     pub(crate) fn alloc(device: Device<'d>) -> Result<Self> {
-        // SAFETY: The device is valid by its type invariant. The name lives for ever, as
-        // `rdma_restrack_set_name()` requires, which keeps the pointer.
+        // SAFETY: The device is valid by its type invariant. The name, whose pointer
+        // `rdma_restrack_set_name()` keeps, lasts as long as the module, as does the protection
+        // domain (see `destroyed()`).
         let ptr = from_err_ptr(unsafe {
             bindings::__ib_alloc_pd(device.as_raw(), 0, as_char_ptr_in_const_context(C::NAME))
         })?;
@@ -76,6 +75,6 @@ impl<C: Consumer> Drop for ProtectionDomain<'_, C> {
         // domain owns it. No user data goes with a kernel object.
         let ret = unsafe { bindings::ib_dealloc_pd_user(self.as_raw(), null_mut()) };
 
-        C::destroyed("ib_dealloc_pd", to_result(ret));
+        destroyed::<C>("ib_dealloc_pd", ret);
     }
 }

@@ -3,6 +3,7 @@
 //! Queue pairs.
 
 use super::{
+    destroyed,
     CompletionQueue,
     Consumer,
     Event,
@@ -17,10 +18,7 @@ use core::{
     },
 };
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     prelude::*,
     str::as_char_ptr_in_const_context, //
 };
@@ -109,9 +107,9 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
 
         // SAFETY: `pd` and `cq` are valid by their type invariants, belong to the same device since
         // they have the same brand, and outlive the queue pair, which owns them. The attributes are
-        // used during the call only. The handler is of the type that C declares, takes no context,
-        // and is code of this module, which outlives the queue pair. The name lives for ever, as
-        // `rdma_restrack_set_name()` requires, which keeps the pointer.
+        // used during the call only. The handler is of the type that C declares and takes no
+        // context. It and the name, whose pointer `rdma_restrack_set_name()` keeps, last as long as
+        // the module, as does the queue pair (see `destroyed()`).
         let ptr = from_err_ptr(unsafe {
             bindings::ib_create_qp_kernel(
                 pd.as_raw(),
@@ -157,17 +155,12 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
 impl<C: Consumer> Drop for QueuePair<'_, C> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant this is the only call for this queue pair, and the device
-        // is still there. The driver returns only when no handler runs. No user data goes with a
-        // kernel object.
+        // is still there. No user data goes with a kernel object.
         let ret = unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), null_mut()) };
-        let result = to_result(ret);
-
-        C::destroyed("ib_destroy_qp", result);
 
         // A queue pair that could not be destroyed goes on using the other two: they are leaked
-        // with it. For kernel objects `ib_core` does not expect drivers to refuse, and nothing
-        // better can be done (see `ib_destroy_cq()`, which warns and goes on).
-        if result.is_ok() {
+        // with it.
+        if destroyed::<C>("ib_destroy_qp", ret) {
             // SAFETY: Nobody uses the fields after this, and this is the only place that drops
             // them.
             unsafe {

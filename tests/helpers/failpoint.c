@@ -3,8 +3,8 @@
  * Makes a kernel function fail, for tests on kernels without fault injection.
  *
  * While the module is loaded, a call of the function that has the name
- * `function` returns `error` without doing anything. The function must return
- * an int or a pointer.
+ * `function` returns `error` without doing anything, or only the first `times`
+ * calls do. The function must return an int or a pointer.
  */
 
 #include <linux/kprobes.h>
@@ -19,6 +19,12 @@ static int error = -EIO;
 module_param(error, int, 0444);
 MODULE_PARM_DESC(error, "What it returns");
 
+static int times = INT_MAX;
+module_param(times, int, 0444);
+MODULE_PARM_DESC(times, "How many calls fail");
+
+static atomic_t calls = ATOMIC_INIT(0);
+
 /* What runs in place of the function. */
 static noinline long failing(void)
 {
@@ -27,6 +33,8 @@ static noinline long failing(void)
 
 static int divert(struct kprobe *probe, struct pt_regs *regs)
 {
+	if (atomic_inc_return(&calls) > times)
+		return 0;
 	instruction_pointer_set(regs, (unsigned long)failing);
 	return 1;
 }
