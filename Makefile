@@ -4,6 +4,7 @@
 
 KVER ?= $(shell uname -r)
 KDIR ?= /lib/modules/$(KVER)/build
+export KVER KDIR
 
 # Kbuild takes its tools from the command line only.
 KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(tool)),$(tool)=$($(tool))))
@@ -14,7 +15,7 @@ all: modules
 
 .PHONY: modules
 modules:
-	@scripts/preflight.sh '$(KVER)' '$(KDIR)'
+	@scripts/preflight.sh "$$KVER" "$$KDIR"
 	+$(KBUILD) modules
 
 .PHONY: modules_install
@@ -26,12 +27,12 @@ install: modules_install
 
 .PHONY: clean
 clean:
-	+if [ -e '$(KDIR)/Makefile' ]; then $(KBUILD) clean; fi
-	rm -rf build rust-project.json
+	@rm -rf build rust-project.json
+	+@if [ -e "$$KDIR/Makefile" ]; then $(KBUILD) clean; fi
 
 .PHONY: headers
 headers:
-	@$(SCRIPT)/kernel.py headers '$(KVER)'
+	@$(SCRIPT)/kernel.py headers "$$KVER"
 
 .PHONY: smoke
 smoke:

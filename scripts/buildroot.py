@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ PACKAGES = (
     # what checks the sources
     "shellcheck",
 )
+
+# What mmdebstrap needs for temporary files, in bytes, with room to spare.
+_TEMPORARY_SPACE = 3 << 30
 
 # Nobody reads these in there, and they are a third of it.
 _LEFT_OUT = (
@@ -116,6 +120,10 @@ def host_apt_options() -> dict[str, str]:
 def mirror() -> list[str]:
     """Return the Debian mirror as mmdebstrap takes it; nothing stands for its default."""
     if mirror := os.environ.get("MIRROR"):
+        if not re.match(r"(https?|file)://", mirror):
+            raise Failure(
+                f"MIRROR={mirror} is not a URL that begins with http://, https:// or file://"
+            )
         return [mirror]
     try:
         release = Path("/etc/os-release").read_text()
@@ -136,6 +144,13 @@ def mirror() -> list[str]:
 
 
 def _make(path: Path) -> None:
+    temporary = Path(os.environ.get("TMPDIR", "/var/tmp"))
+    free = shutil.disk_usage(temporary).free
+    if free < _TEMPORARY_SPACE:
+        raise Failure(
+            f"{temporary} has {free >> 20} MiB free and {_TEMPORARY_SPACE >> 20} MiB are needed;"
+            " free some, or set TMPDIR to a place with more room"
+        )
     with step("Making the build root: Debian with the kernel's compilers (about 1 GB)") as progress:
         log = cache.logs() / "buildroot.log"
         log.unlink(missing_ok=True)
@@ -155,7 +170,7 @@ def _make(path: Path) -> None:
             *mirror(),
         ]
         # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
-        run(progress, command, log, env={"TMPDIR": os.environ.get("TMPDIR", "/var/tmp")})
+        run(progress, command, log, env={"TMPDIR": f"{temporary}"})
         # Unpacked like this, everything belongs to the user and can be removed by the user.
         run(
             progress,
@@ -173,4 +188,5 @@ def name() -> str:
 
 def ensure() -> BuildRoot:
     """Return the build root; make it unless it is in the cache."""
+    cache.hold()
     return BuildRoot(cache.entry(name(), _make, space=4 << 30))

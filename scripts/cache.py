@@ -19,20 +19,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from report import Failure, main
+
+_held: list[TextIO] = []
 
 
 def directory() -> Path:
     """Return the cache's directory, which may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "krdma_smoke"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if not base.is_absolute():
+        raise Failure(f"XDG_CACHE_HOME={base} is not an absolute path")
+    return base / "krdma_smoke"
 
 
 def logs() -> Path:
     """Return the directory of the logs of what went into the cache."""
     path = directory() / "logs"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}; set XDG_CACHE_HOME to another place") from error
     return path
 
 
@@ -41,11 +49,20 @@ def key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
+def hold() -> None:
+    """Keep the cache from being emptied for as long as this process lives."""
+    path = logs().parent / "locks" / "in-use"
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("w")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    _held.append(file)
+
+
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
     """Keep other processes out for a block of code; the kernel lifts the lock if this one dies."""
-    path = directory() / "locks" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = logs().parent / "locks" / name
+    path.parent.mkdir(exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,7 +125,7 @@ def _clean() -> int:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Failure(f"another process is making {path.name}; try again later") from None
+                raise Failure(f"the cache is in use ({path.name}); try again later") from None
         command = ["du", "--human-readable", "--max-depth=1", f"{directory()}"]
         sizes = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         print(f"Removing:\n{sizes}", end="", flush=True)

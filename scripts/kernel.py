@@ -112,6 +112,7 @@ class Archive:
     def __init__(self, root: BuildRoot) -> None:
         self._root = root
         self._state = cache.directory() / "apt"
+        self._complete = self._state / "complete"
         self._log = cache.logs() / "apt.log"
 
     def _apt(self, *argv: str) -> list[str]:
@@ -128,28 +129,36 @@ class Archive:
         """Fetch the package lists."""
         with cache.lock("apt"), step("Fetching the package lists") as progress:
             (self._state / "lists/partial").mkdir(parents=True, exist_ok=True)
-            command = self._apt("apt-get", "update", "--error-on=any")
-            self._run(progress, command)
+            self._complete.unlink(missing_ok=True)
+            self._run(progress, self._apt("apt-get", "update", "--error-on=any"))
+            self._complete.touch()
 
     def _run(self, progress: Step, command: list[str], directory: Path | None = None) -> None:
+        self._log.unlink(missing_ok=True)
         writable = [self._state] if directory is None else [self._state, directory]
         if directory is not None:
             command = ["env", "-C", f"{directory}", *command]
         run(progress, self._root.command(command, writable=writable, network=True), self._log)
 
     def versions(self) -> list[Version]:
-        """Return the kernels that the suite offers, newest first."""
-        if not (self._state / "lists/partial").is_dir():
+        """Return the kernels that the suite offers with headers and source, newest first."""
+        if not self._complete.exists():
             self.update()
-        pattern = r"linux-image-([0-9.]+\+deb[0-9]+-amd64)"
-        names = self._query("search", "--names-only", f"^{pattern}$")
+        pattern = r"linux-headers-([0-9.]+\+deb[0-9]+-amd64)"
+        names = self._query("search", "--names-only", f"^({pattern}|linux-source-[0-9.]+)$")
         packages = [line.split()[0] for line in names.splitlines()]
-        versions = set()
+        offered = set()
         for line in self._query("madison", *packages).splitlines():
             package, version, where = (column.strip() for column in line.split("|"))
-            if (match := re.fullmatch(pattern, package)) and buildroot.BACKPORTS in where:
-                versions.add(Version(match[1], version))
-        return sorted(versions, key=lambda version: version.order, reverse=True)
+            if f"{buildroot.BACKPORTS}/" in where:
+                offered.add((package, version))
+        versions = [
+            Version(match[1], version)
+            for package, version in offered
+            if (match := re.fullmatch(pattern, package))
+        ]
+        usable = (v for v in versions if (v.source, v.package) in offered)
+        return sorted(usable, key=lambda version: version.order, reverse=True)
 
     def _query(self, *argv: str) -> str:
         return self._root.output(self._apt("apt-cache", *argv), writable=[self._state])
@@ -163,6 +172,7 @@ class Archive:
 
 def choose(versions: list[Version], wanted: str) -> list[Version]:
     """Return the versions to try: those that `wanted` names, or all."""
+    wanted = wanted.strip()
     if not wanted:
         return versions
     chosen = [v for v in versions if wanted in (v.release, v.base, v.base.partition("+")[0])]
@@ -374,7 +384,7 @@ def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
     archive = Archive(root)
     versions = choose(archive.versions(), wanted)
     if not versions:
-        raise Failure(f"{buildroot.BACKPORTS} offers no kernel; is the mirror complete?")
+        raise Failure(f"{buildroot.BACKPORTS} offers no kernel; type 'make update', or set MIRROR")
     for version in versions:
         name = f"linux-{version.release}-{cache.key(_RECIPE, version.package, buildroot.name())}"
         make = functools.partial(_make, root, archive, version)

@@ -7,6 +7,8 @@ for one kernel does not touch what was built for another, nor what `make` builds
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import subprocess
@@ -47,9 +49,9 @@ def undefined(root: BuildRoot, ko: Path) -> list[str]:
 
 def directory(kernel: Kernel, variant: str = "") -> Path:
     """Return where the module is built for a kernel, with the sources in place."""
-    if re.search(r"[\s:]", f"{PROJECT}"):
+    if re.search(r"[\s'\"$#:%\\;&()*?<>|`]", f"{PROJECT}"):
         raise Failure(
-            f"Kbuild cannot build below '{PROJECT}', whose name has a space or a colon;"
+            f"Kbuild cannot build below '{PROJECT}', whose name has a space or a special character;"
             " move the sources"
         )
     path = PROJECT / "build" / (f"{kernel.release}-{variant}" if variant else kernel.release)
@@ -58,9 +60,9 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
     wanted = {path / name: PROJECT / name for name in names}
     for link in path.iterdir():
         if link.is_symlink() and wanted.get(link) != link.readlink():
-            link.unlink()
+            link.unlink(missing_ok=True)
     for link, source in wanted.items():
-        if not link.is_symlink():
+        with contextlib.suppress(FileExistsError):
             link.symlink_to(source)
     return path
 
@@ -68,13 +70,17 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
 def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     """Run Kbuild for the external module in `path` and return what it printed."""
     make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}", *arguments]
-    result = subprocess.run(
-        root.command(make, writable=[PROJECT], sources=[kernel.sources]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = root.command(make, writable=[PROJECT], sources=[kernel.sources])
+    # Two builds in one directory would tread on each other.
+    with (path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     if result.returncode != 0:
         print(result.stdout, end="", flush=True)
         raise Failure(f"{path} does not build for Linux {kernel.release}, see above")

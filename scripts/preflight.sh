@@ -21,12 +21,15 @@ config() {
 	sed -n "s/^$1=\"\\{0,1\\}\\([^\"]*\\)\"\\{0,1\\}\$/\\1/p" "$kdir/include/config/auto.conf"
 }
 
-case $PWD in
-*[[:space:]:]*)
-	say "Kbuild cannot build below '$PWD', whose name has a space or a colon; move the sources"
-	exit 1
-	;;
-esac
+for directory in "$PWD" "$kdir"; do
+	case $directory in
+	*[[:space:]\'\"\$\#:%\\\;\&\(\)\*\?\<\>\|\`]*)
+		say "Kbuild cannot build below '$directory', whose name has a space or a special character;" \
+			"move it"
+		exit 1
+		;;
+	esac
+done
 
 if [ ! -e "$kdir/Makefile" ]; then
 	say "no kernel build tree at $kdir; install the headers of $kver" \

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 # How often a step shows that it moves, in seconds: on a terminal, whose line is overwritten, and
 # elsewhere.
@@ -26,10 +27,18 @@ class Failure(Exception):
     """Something went wrong; the message says what, and what the user can do, in one line."""
 
 
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main(function: Callable[[], int]) -> None:
     """Run a script's function and end the process with its status, errors in one line each."""
-    # A terminated script must clean up like an interrupted one.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Whoever closes the output or the terminal, or ends the script, finds it cleaned up.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, _interrupt)
     try:
         status = function()
     except Failure as failure:
@@ -91,7 +100,9 @@ def step(title: str) -> Iterator[Step]:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log that has something in it."""
+    """Return the last line of a log that has something in it, if any."""
+    if not log.exists():
+        return ""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
@@ -107,7 +118,7 @@ def _error_line(log: Path) -> str:
     for mark in ("No space left on device", "error: ", "E: ", "***"):
         for line in lines:
             if mark in line:
-                return line.strip()
+                return line.strip().removeprefix("E: ")
     return _last_line(log)
 
 
@@ -120,8 +131,9 @@ def run(
     """Run a command within a step, with its output appended to a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
+        # It must not go on, and write, when this process has been killed.
         process = subprocess.Popen(
-            argv,
+            ["setpriv", "--pdeathsig", "TERM", "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

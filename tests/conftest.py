@@ -15,7 +15,7 @@ import module
 import pytest
 from buildroot import BuildRoot
 from guest import Guest
-from report import step
+from report import Failure, step
 
 _LOGS = module.PROJECT / "build" / "tests"
 
@@ -29,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Build everything once, before the tests are spread over several processes."""
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("collectonly"):
         return
+    try:
+        _build()
+    except Failure as failure:
+        pytest.exit(f"error: {failure}", returncode=1)
+    shutil.rmtree(_LOGS, ignore_errors=True)
+
+
+def _build() -> None:
     root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
     # The workers must not choose another kernel.
     os.environ["KERNEL"] = chosen.release
@@ -37,7 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
         path = _helpers(chosen)
         shutil.copytree(module.PROJECT / "tests/helpers", path, dirs_exist_ok=True)
         module.kbuild(root, chosen, path, "modules")
-    shutil.rmtree(_LOGS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
