@@ -74,7 +74,10 @@ def test_failed_entry_is_not_kept(empty_cache: Path) -> None:
 def test_interrupted_entry_is_not_kept(empty_cache: Path, how: signal.Signals) -> None:
     """What is interrupted, however roughly, is never taken for whole."""
     script = """
-        import subprocess, cache, report
+        import signal, subprocess, cache, report
+
+        # Whoever runs the tests may ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def make(path):
             (path / "half").touch()
