@@ -4,11 +4,14 @@
 
 KVER ?= $(shell uname -r)
 KDIR ?= /lib/modules/$(KVER)/build
-export KVER KDIR
 
 # Kbuild takes its tools from the command line only.
 KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(tool)),$(tool)=$($(tool))))
 SCRIPT := scripts/host-tools.sh && python3 -B scripts
+
+# Quoted by the shell, whatever is in them.
+modules clean headers: export KVER := $(KVER)
+modules clean headers: export KDIR := $(KDIR)
 
 .PHONY: all
 all: modules
