@@ -49,11 +49,15 @@ def key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
+def _lock_file(name: str) -> TextIO:
+    path = logs().parent / "locks" / name
+    path.parent.mkdir(exist_ok=True)
+    return path.open("w")
+
+
 def hold() -> None:
     """Keep the cache from being emptied for as long as this process lives."""
-    path = logs().parent / "locks" / "in-use"
-    path.parent.mkdir(exist_ok=True)
-    file = path.open("w")
+    file = _lock_file("in-use")
     fcntl.flock(file, fcntl.LOCK_SH)
     _held.append(file)
 
@@ -61,9 +65,7 @@ def hold() -> None:
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
     """Keep other processes out for a block of code; the kernel lifts the lock if this one dies."""
-    path = logs().parent / "locks" / name
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w") as file:
+    with _lock_file(name) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
