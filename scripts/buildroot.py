@@ -30,6 +30,8 @@ PACKAGES = (
     # what builds the kernel's Rust crates and the module
     *("rustc", "rust-src", "rustfmt", "rust-clippy", "bindgen", "gcc-14", "make", "bc"),
     *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3-minimal"),
+    # what compares its types with those of ib_core
+    "bpftool",
     # what makes and runs the virtual machine, and what runs in it
     *("qemu-system-x86", "cpio", "xz-utils", "kmod", "busybox-static", "iproute2"),
     # what checks the sources

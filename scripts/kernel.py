@@ -26,7 +26,7 @@ from buildroot import BuildRoot
 from report import Failure, Step, main, run, step
 
 # To be raised when `_make` makes something else of the same packages.
-_RECIPE = "2"
+_RECIPE = "3"
 
 # What of the kernel can be loaded in the virtual machine, besides what these need; one that a
 # kernel does not have is left out.
@@ -45,9 +45,11 @@ _MAKE_FLAGS = (
 _ADDED = "added"
 
 
-# What of the kernel's source neither the configuration nor the crates need: most of its size.
+# What of the kernel's source neither the configuration nor the crates need, nor drivers/infiniband
+# is: most of its size.
 _UNUSED_SOURCE = (
-    *("drivers/*.c", "sound/*.c", "drivers/gpu/drm/amd/include/*", "arch/*/boot/dts/*"),
+    *("drivers/[!i]*.c", "drivers/i[!n]*.c", "drivers/in[!f]*.c", "drivers/infiniband/[!cs]*.c"),
+    *("sound/*.c", "drivers/gpu/drm/amd/include/*", "arch/*/boot/dts/*"),
     *("tools/testing/*", "tools/perf/*", "Documentation/*.rst", "Documentation/*.yaml"),
 )
 
@@ -99,6 +101,11 @@ class Kernel:
     def sources(self) -> Path:
         """What belongs in `/usr/src`: the headers, with the crates."""
         return self.path / "src"
+
+    @property
+    def infiniband(self) -> Path:
+        """The source of `ib_core` and of soft-RoCE, as below `drivers/infiniband`."""
+        return self.path / "infiniband"
 
     @property
     def headers(self) -> str:
@@ -244,6 +251,10 @@ class _Maker:
         )
         print(f"    all {count} Rust symbols that the kernel exports are in the rebuilt crates")
         self._add_crates()
+        for part in ("core", "sw/rxe"):
+            target = self._path / "infiniband" / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._source / "drivers/infiniband" / part).rename(target)
         with step("Unpacking the guest's kernel modules") as progress:
             self._keep_modules(progress)
         shutil.copy(self._tree / f"usr/lib/modules/{release}/vmlinuz", self._path / "vmlinuz")
