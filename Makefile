@@ -10,6 +10,7 @@ KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(t
 SCRIPT := scripts/host-tools.sh && python3 -B scripts
 
 # Quoted by the shell, whatever is in them.
+load: export DEVICE := $(DEVICE)
 modules clean headers: export KVER := $(KVER)
 modules clean headers: export KDIR := $(KDIR)
 
@@ -19,7 +20,12 @@ all: modules
 .PHONY: modules
 modules:
 	@scripts/preflight.sh "$$KVER" "$$KDIR"
-	+$(KBUILD) modules
+	+@ofed=$$(python3 -B scripts/ib_core.py find "$$KVER" "$$KDIR") && \
+		$(KBUILD) OFED_DIR="$$ofed" modules
+
+.PHONY: load
+load:
+	@scripts/load.sh krdma_smoke.ko $${DEVICE:+"rdma_dev_name=$$DEVICE"}
 
 .PHONY: modules_install
 modules_install:
@@ -74,12 +80,15 @@ help:
 	@echo 'For a kernel of your own, by default the running one:'
 	@echo '  all, modules     build krdma_smoke.ko'
 	@echo '  modules_install  install it, as Kbuild does'
+	@echo '  load             load it for DEVICE=, if it fits the ib_core that is running'
 	@echo '  clean            remove what was built here'
 	@echo '  headers          add the Rust crates to the headers of a Debian kernel (KVER=)'
 	@echo
 	@echo 'Variables:'
 	@echo '  KVER=RELEASE     kernel of your own to build for ($(KVER))'
 	@echo '  KDIR=DIRECTORY   its build tree (/lib/modules/KVER/build)'
+	@echo '  OFED_DIR=DIR     tree of MLNX_OFED or DOCA-OFED to build with; none: the kernel itself'
+	@echo '  IB_CORE=FILE     the ib_core.ko that it is to run with (what modprobe would load)'
 	@echo '  KERNEL=VERSION   Debian kernel for smoke and test (the newest with Rust)'
 	@echo '  ACCEL=kvm        hardware virtualisation for smoke (tcg, software emulation)'
 	@echo '  MIRROR=URL       Debian mirror (that of this machine, else the default)'

@@ -41,6 +41,19 @@ mod generated {
     include!(env!("KRDMA_SMOKE_BINDINGS"));
 }
 
+/// Which `ib_core` the bindings are of, and the proof that they are laid out as in C; see
+/// `scripts/ib_core.py`.
+pub(crate) mod ib_core {
+    use super::generated::*;
+
+    /// Returns the size of a member, which `member` takes the address of.
+    const fn size_of_member<S, M>(_member: fn(*const S) -> *const M) -> usize {
+        core::mem::size_of::<M>()
+    }
+
+    include!(env!("KRDMA_SMOKE_IB_CORE"));
+}
+
 /// Returns the bytes of a C string, without its NUL.
 ///
 /// Unlike with [`CStr`], there is no arithmetic on the length, which might overflow and panic as

@@ -5,3 +5,5 @@
  */
 
 #include <rdma/ib_verbs.h>
+#include <linux/kernel_read_file.h>
+#include <linux/uaccess.h>

@@ -17,6 +17,7 @@ use kernel::{
 };
 
 mod bindings;
+mod modinfo;
 mod param;
 mod smoke;
 mod verbs;
@@ -28,6 +29,11 @@ use verbs::{
         Client,
         Registration, //
     },
+    ib_core::{
+        self,
+        BuiltFor,
+        Comparison, //
+    },
     Device, //
 };
 
@@ -38,9 +44,14 @@ module! {
     license: "GPL",
 }
 
-param::string_parameter!(
-    rdma_dev_name = c"mlx5_0",
+param::parameter!(
+    rdma_dev_name: charp = c"mlx5_0",
     "Name of the RDMA device to test; empty for every device (default: mlx5_0)"
+);
+
+param::parameter!(
+    check_ib_core: bool = true,
+    "Refuse to run with another ib_core than it was built for (default: Y)"
 );
 
 #[pin_data(PinnedDrop)]
@@ -57,9 +68,46 @@ impl kernel::InPlaceModule for KrdmaSmoke {
         );
 
         try_pin_init!(Self {
-            _registration <- Registration::new(Watcher::new()),
+            _registration <- {
+                check_running_ib_core()?;
+                Registration::new(Watcher::new())
+            },
         })
     }
+}
+
+/// Makes sure that the `ib_core` that is running is the one that the module was built for, and says
+/// so where it is not, or where that cannot be told.
+///
+/// # Errors
+///
+/// `ENOEXEC`, as for a module that was built for another kernel.
+fn check_running_ib_core() -> Result {
+    if !check_ib_core.value() {
+        pr_warn!("check_ib_core=0: it is not checked which ib_core is running\n");
+        return Ok(());
+    }
+
+    match ib_core::compare() {
+        Comparison::Same => {}
+        Comparison::Different(running) => {
+            pr_err!(
+                "built for ib_core {BuiltFor}, but ib_core {running} is running: run 'make' again, or load with check_ib_core=0 if you know that they are alike\n"
+            );
+            return Err(ENOEXEC);
+        }
+        Comparison::NotRecorded => {
+            pr_warn!("cannot check which ib_core is running: the build recorded none\n");
+        }
+        Comparison::NotReadable(error) => {
+            pr_warn!(
+                "cannot check which ib_core is running: its build-id is not readable, ret={}\n",
+                error.to_errno()
+            );
+        }
+    }
+
+    Ok(())
 }
 
 #[pinned_drop]

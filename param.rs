@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! String parameters of the module.
+//! Parameters of the module that are strings or booleans.
 //!
-//! The `params` of [`module!`] are integers and booleans only. This adds what C declares by
-//! `module_param(name, charp, 0444)` and `MODULE_PARM_DESC()`.
+//! [`module!`] knows integers only, before Linux 7.3. This is what C declares by `module_param(name,
+//! charp, 0444)` or `module_param(name, bool, 0444)`, and `MODULE_PARM_DESC()`.
 //!
 //! C header: [`include/linux/moduleparam.h`](srctree/include/linux/moduleparam.h)
 
 use crate::bindings::c_string;
 use core::cell::UnsafeCell;
 use kernel::{
-    bindings,
+    bindings::{
+        self,
+        kernel_param_ops, //
+    },
     module_param::KernelParam,
     prelude::*,
     str::{
@@ -19,19 +22,32 @@ use kernel::{
     },
 };
 
-/// The value of a string parameter: the `char *` that `param_ops_charp` works on.
+/// The value of a parameter, of the type that its `kernel_param_ops` works on.
 ///
 /// # Invariants
 ///
-/// Points to a NUL-terminated string that lives as long as the module.
+/// A pointer is to a NUL-terminated string that lives as long as the module.
 #[repr(transparent)]
-pub(crate) struct StringParameter(UnsafeCell<*const c_char>);
+pub(crate) struct Parameter<T>(UnsafeCell<T>);
 
-// SAFETY: `param_set_charp()` writes the value while the module's arguments are parsed, before any
-// other code of the module runs. With the permission 0444 nobody writes it later.
-unsafe impl Sync for StringParameter {}
+// SAFETY: The `set` of the `kernel_param_ops` writes the value while the module's arguments are
+// parsed, before any other code of the module runs. With the permission 0444 nobody writes it later.
+unsafe impl<T> Sync for Parameter<T> {}
 
-impl StringParameter {
+impl Parameter<bool> {
+    /// Makes the parameter with the value that it has when it is not given.
+    pub(crate) const fn new(default: bool) -> Self {
+        Self(UnsafeCell::new(default))
+    }
+
+    /// Returns the value: what was given at load time, or the default.
+    pub(crate) fn value(&self) -> bool {
+        // SAFETY: Nobody writes it any more; see `Sync`.
+        unsafe { *self.0.get() }
+    }
+}
+
+impl Parameter<*const c_char> {
     /// Makes the parameter with the value that it has when it is not given.
     pub(crate) const fn new(default: &'static CStr) -> Self {
         // INVARIANT: The default is such a string.
@@ -48,15 +64,16 @@ impl StringParameter {
     }
 }
 
-/// Makes the entry of a parameter in the section `__param`.
-pub(crate) const fn kernel_param(
+/// Makes the entry of a parameter in the section `__param`; `ops` are those for a `T`.
+pub(crate) const fn kernel_param<T>(
     name: &'static CStr,
-    parameter: &'static StringParameter,
+    ops: *const kernel_param_ops,
+    parameter: &'static Parameter<T>,
 ) -> KernelParam {
     KernelParam::new(bindings::kernel_param {
         name: as_char_ptr_in_const_context(name),
         mod_: (&raw const bindings::__this_module).cast_mut(),
-        ops: &raw const bindings::param_ops_charp,
+        ops,
         perm: 0o444,
         // Not a parameter of an initcall level, as in `module_param()`.
         level: -1,
@@ -67,17 +84,9 @@ pub(crate) const fn kernel_param(
     })
 }
 
-// The functions that panic are for constants only: they fail while the module is compiled.
-
-/// Makes an array of a string of `N` bytes, as the section `.modinfo` needs it.
-pub(crate) const fn modinfo<const N: usize>(text: &str) -> [u8; N] {
-    match text.as_bytes().first_chunk() {
-        Some(bytes) => *bytes,
-        None => panic!(),
-    }
-}
-
 /// Makes the name of a parameter, which C wants NUL-terminated.
+///
+/// For constants only: it panics while the module is compiled, if at all.
 pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(with_nul.as_bytes()) {
         Ok(name) => name,
@@ -85,40 +94,43 @@ pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
     }
 }
 
-/// Declares a string parameter, which everybody can read in sysfs and which is set at load time
-/// only.
+/// Declares a parameter, which everybody can read in sysfs and which is set at load time only.
 ///
 /// ```ignore
-/// string_parameter!(greeting = c"hello", "What to say");
+/// parameter!(greeting: charp = c"hello", "What to say");
+/// parameter!(loud: bool = false, "Say it loud");
 /// pr_info!("{}\n", greeting.value());
 /// ```
-macro_rules! string_parameter {
-    ($name:ident = $default:literal, $description:literal) => {
+macro_rules! parameter {
+    ($name:ident: charp = $default:literal, $description:literal) => {
+        $crate::param::parameter!(
+            @ $name, "charp", *const ::kernel::prelude::c_char, param_ops_charp,
+            $default, $description
+        );
+    };
+    ($name:ident: bool = $default:literal, $description:literal) => {
+        $crate::param::parameter!(
+            @ $name, "bool", bool, param_ops_bool, $default, $description
+        );
+    };
+    (@ $name:ident, $kind:literal, $type:ty, $ops:ident, $default:literal, $description:literal) => {
         #[expect(non_upper_case_globals, reason = "named as the user types it")]
-        static $name: $crate::param::StringParameter =
-            $crate::param::StringParameter::new($default);
+        static $name: $crate::param::Parameter<$type> =
+            $crate::param::Parameter::<$type>::new($default);
 
         const _: () = {
             // The spelling of these fields is dictated by modinfo(8).
-            const TYPE: &str = ::core::concat!("parmtype=", ::core::stringify!($name), ":charp\0");
-            const PARM: &str =
-                ::core::concat!("parm=", ::core::stringify!($name), ":", $description, "\0");
-
-            #[link_section = ".modinfo"]
-            #[used]
-            static MODINFO_TYPE: [u8; TYPE.len()] = $crate::param::modinfo(TYPE);
-
-            #[link_section = ".modinfo"]
-            #[used]
-            static MODINFO_PARM: [u8; PARM.len()] = $crate::param::modinfo(PARM);
+            $crate::modinfo::modinfo!("parmtype=", ::core::stringify!($name), ":", $kind, "\0");
+            $crate::modinfo::modinfo!("parm=", ::core::stringify!($name), ":", $description, "\0");
 
             #[link_section = "__param"]
             #[used]
             static KERNEL_PARAM: ::kernel::module_param::KernelParam = $crate::param::kernel_param(
                 $crate::param::name(::core::concat!(::core::stringify!($name), "\0")),
+                &raw const ::kernel::bindings::$ops,
                 &$name,
             );
         };
     };
 }
-pub(crate) use string_parameter;
+pub(crate) use parameter;

@@ -19,6 +19,7 @@ pub(crate) mod client;
 mod cq;
 mod device;
 mod event;
+pub(crate) mod ib_core;
 mod pd;
 mod qp;
 

@@ -29,7 +29,7 @@ BACKPORTS = f"{SUITE}-backports"
 PACKAGES = (
     # what builds the kernel's Rust crates and the module
     *("rustc", "rust-src", "rustfmt", "rust-clippy", "bindgen", "gcc-14", "make", "bc"),
-    *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3-minimal"),
+    *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3"),
     # what compares its types with those of ib_core
     "bpftool",
     # what makes and runs the virtual machine, and what runs in it

@@ -98,6 +98,12 @@ class Kernel:
         return self.path / "guest"
 
     @property
+    def ib_core(self) -> Path:
+        """The guest's ib_core."""
+        modules = self.guest / "usr/lib/modules" / self.release
+        return modules / "kernel/drivers/infiniband/core/ib_core.ko"
+
+    @property
     def sources(self) -> Path:
         """What belongs in `/usr/src`: the headers, with the crates."""
         return self.path / "src"

@@ -56,7 +56,14 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
         )
     path = PROJECT / "build" / (f"{kernel.release}-{variant}" if variant else kernel.release)
     path.mkdir(parents=True, exist_ok=True)
-    names = ["Kbuild", "bindings_helper.h", "verbs", *(file.name for file in PROJECT.glob("*.rs"))]
+    names = [
+        "Kbuild",
+        "bindings_helper.h",
+        "layout.c",
+        "scripts",
+        "verbs",
+        *(file.name for file in PROJECT.glob("*.rs")),
+    ]
     wanted = {path / name: PROJECT / name for name in names}
     for link in path.iterdir():
         if link.is_symlink() and wanted.get(link) != link.readlink():
@@ -69,8 +76,11 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
 
 def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     """Run Kbuild for the external module in `path` and return what it printed."""
-    make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}", *arguments]
-    command = root.command(make, writable=[PROJECT], sources=[kernel.sources])
+    make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}"]
+    make += [f"IB_CORE={kernel.ib_core}", *arguments]
+    command = root.command(
+        make, writable=[PROJECT], readable=[kernel.path], sources=[kernel.sources]
+    )
     # Two builds in one directory would tread on each other.
     with (path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

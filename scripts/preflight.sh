@@ -48,16 +48,6 @@ if [ -z "$(config CONFIG_INFINIBAND)" ]; then
 	say "the kernel has no RDMA (CONFIG_INFINIBAND is not set); choose another kernel"
 fi
 
-# Another ib_core than the kernel's own lays out its structures in another way.
-ib_core=$(modinfo -k "$kver" -n ib_core 2>/dev/null) || ib_core=
-case $ib_core in
-'' | */kernel/drivers/infiniband/core/*) ;;
-*)
-	say "the ib_core of $kver is $ib_core (of OFED?), not the kernel's own;" \
-		"building for another one is not possible yet"
-	;;
-esac
-
 if [ "$(config CONFIG_RUST)" != y ]; then
 	say "the kernel has no Rust (CONFIG_RUST is not set); choose another kernel," \
 		"such as that of Debian trixie-backports"

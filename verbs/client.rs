@@ -2,7 +2,10 @@
 
 //! Clients, which `ib_core` tells of devices.
 
-use super::Device;
+use super::{
+    ib_core::BuiltFor,
+    Device, //
+};
 use crate::bindings;
 use core::{
     marker::PhantomPinned,
@@ -224,6 +227,12 @@ impl<T: DeclaredClient> Registration<T> {
         // SAFETY: `ib_core` does not let a device go before `remove` has returned, or this function
         // has failed. The lifetime is that of the context, which has ended by then.
         let device = unsafe { Device::from_raw(device) };
+
+        // Nothing was read from the device so far.
+        if !device.is_laid_out_as_believed() {
+            pr_err!("an RDMA device is laid out in another way than that of the ib_core this module was built for ({BuiltFor}), it is left alone; build the module again\n");
+            return EINVAL.to_errno();
+        }
 
         match this.add(device) {
             Ok(()) => 0,

@@ -5,9 +5,16 @@
 use crate::bindings;
 use core::{
     marker::PhantomData,
+    mem::{
+        offset_of,
+        MaybeUninit, //
+    },
     ptr::NonNull, //
 };
-use kernel::str::BStr;
+use kernel::{
+    prelude::*,
+    str::BStr, //
+};
 
 /// A device that `ib_core` has lent to a client.
 ///
@@ -55,6 +62,53 @@ impl Device<'_> {
         self.ptr.as_ptr()
     }
 
+    /// Tells whether the device is laid out as the bindings say, as far as its name can show it.
+    ///
+    /// `ib_core` keeps the name twice: in `ib_device.name` and, by `dev_set_name()`, as the name of
+    /// the kernel object. If one member or the other is not where it is looked for, the two differ.
+    /// What lies behind them, and the other structures, are not seen by this.
+    ///
+    /// Must be called while the device cannot be renamed. Whatever the layout is, it is safe: memory
+    /// is read in a way that may fail.
+    pub(super) fn is_laid_out_as_believed(self) -> bool {
+        const NAME: usize = offset_of!(bindings::ib_device, name);
+        const KERNEL_NAME: usize =
+            offset_of!(bindings::ib_device, __bindgen_anon_1.dev.kobj.name);
+
+        let device = self.as_raw();
+
+        let Some(mut kernel_name) =
+            read_nofault::<*const u8>(device.wrapping_byte_add(KERNEL_NAME).cast())
+        else {
+            return false;
+        };
+
+        let Some(name) =
+            read_nofault::<[u8; bindings::IB_DEVICE_NAME_MAX as usize]>(device.wrapping_byte_add(NAME).cast())
+        else {
+            return false;
+        };
+
+        // Nameless is no device.
+        if name.first() == Some(&0) {
+            return false;
+        }
+
+        for byte in name {
+            if read_nofault(kernel_name) != Some(byte) {
+                return false;
+            }
+
+            if byte == 0 {
+                return true;
+            }
+
+            kernel_name = kernel_name.wrapping_add(1);
+        }
+
+        false
+    }
+
     /// Returns how many completion vectors the device has.
     pub(super) fn completion_vectors(self) -> u32 {
         // SAFETY: By the type invariant the device is valid. Drivers set the number before they
@@ -76,4 +130,35 @@ impl Device<'_> {
         // by the safety requirement nobody can hold now.
         unsafe { bindings::c_string((&raw const (*self.as_raw()).name).cast()) }
     }
+}
+
+/// What any bytes are a value of.
+///
+/// # Safety
+///
+/// It must be so.
+unsafe trait AnyBytes: Copy {}
+
+// SAFETY: Integers and raw pointers have no invalid values.
+unsafe impl AnyBytes for u8 {}
+// SAFETY: As above.
+unsafe impl AnyBytes for *const u8 {}
+// SAFETY: As above.
+unsafe impl<const N: usize> AnyBytes for [u8; N] {}
+
+/// Reads memory of the kernel that may not be there.
+fn read_nofault<T: AnyBytes>(address: *const T) -> Option<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+
+    // SAFETY: There is room for a `T`. The address may be any: C recovers from a fault.
+    let ret = unsafe {
+        bindings::copy_from_kernel_nofault(
+            value.as_mut_ptr().cast(),
+            address.cast(),
+            size_of::<T>(),
+        )
+    };
+
+    // SAFETY: All bytes were copied if this is zero, and any bytes are a value.
+    (ret == 0).then(|| unsafe { value.assume_init() })
 }
