@@ -9,6 +9,9 @@ KDIR ?= /lib/modules/$(KVER)/build
 KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(tool)),$(tool)=$($(tool))))
 SCRIPT := scripts/host-tools.sh && python3 -B scripts
 
+# Prints which tree of OFED is to be built with, if any.
+FIND := python3 -B scripts/ib_core.py find "$$KVER" "$$KDIR"
+
 # Quoted by the shell, whatever is in them.
 load: export DEVICE := $(DEVICE)
 modules clean headers: export KVER := $(KVER)
@@ -20,7 +23,7 @@ all: modules
 .PHONY: modules
 modules:
 	@scripts/preflight.sh "$$KVER" "$$KDIR"
-	+@ofed=$$(python3 -B scripts/ib_core.py find "$$KVER" "$$KDIR") && \
+	+@ofed=$$($(FIND)) && \
 		$(KBUILD) OFED_DIR="$$ofed" modules
 
 .PHONY: load

@@ -46,9 +46,32 @@ mod generated {
 pub(crate) mod ib_core {
     use super::generated::*;
 
-    /// Returns the size of a member, which `member` takes the address of.
-    const fn size_of_member<S, M>(_member: fn(*const S) -> *const M) -> usize {
-        core::mem::size_of::<M>()
+    /// Asserts that a structure, or a member with its offset, is as the C compiler says.
+    macro_rules! layout {
+        ($type:ident, $size:literal) => {
+            const _: () = assert!(
+                size_of::<$type>() == $size,
+                concat!("bindgen and the C compiler lay out ", stringify!($type), " differently")
+            );
+        };
+        ($type:ident . $($member:ident).+, $offset:literal, $size:literal) => {
+            const _: () = {
+                const fn size<S, M>(_member: fn(*const S) -> *const M) -> usize {
+                    size_of::<M>()
+                }
+
+                assert!(
+                    core::mem::offset_of!($type, $($member).+) == $offset
+                        // SAFETY: It is never called.
+                        && size(|s: *const $type| unsafe { &raw const (*s).$($member).+ }) == $size,
+                    concat!(
+                        "bindgen and the C compiler lay out ",
+                        stringify!($type.$($member).+),
+                        " differently"
+                    )
+                );
+            };
+        };
     }
 
     include!(env!("KRDMA_SMOKE_IB_CORE"));

@@ -23,13 +23,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import btf
 
 _SOURCES = Path("/usr/src")
 
-# What a tree needs so that something can be built with it, and what is wrong if it does not have it.
+# What a tree needs so that something can be built with it, and what is wrong without it.
 _TREE = {
     "include/rdma/ib_verbs.h": "has no headers of ib_core",
     "include/linux/compat-2.6.h": "has no compatibility headers",
@@ -193,16 +194,16 @@ class Build:
 
 
 def _header(output: Path) -> Path:
-    """Return which `rdma/ib_verbs.h` was read for an output, as Kbuild's file of its command says."""
+    """Return which `rdma/ib_verbs.h` was read for an output, by Kbuild's note of it."""
     command = (output.parent / f".{output.name}.cmd").read_text()
-    found = {name for name in re.findall(r"\S+", command) if name.endswith(f"/{_HEADER}")}
+    found: set[str] = {name for name in re.findall(r"\S+", command) if name.endswith(f"/{_HEADER}")}
     if len(found) != 1:
         raise Mismatch(f"{output.name} was made of {len(found)} files {_HEADER}: {sorted(found)}")
     return (output.parent / found.pop()).resolve()
 
 
 def _check_headers(build: Build) -> Path:
-    """Make sure that the headers of one ib_core were read, the right one; return their directory."""
+    """Make sure that the right headers were read, and no others; return their directory."""
     headers = {_header(output) for output in build.outputs}
     if len(headers) != 1:
         raise Mismatch(f"more than one {_HEADER} was read: {sorted(map(str, headers))}")
@@ -223,8 +224,8 @@ def _check_symbols(build: Build, include: Path) -> Path:
         if providers:
             raise Mismatch(
                 f"the headers of ib_core are the kernel's own ({include}), and its symbols another"
-                f" one's ({providers[-1]}, from KBUILD_EXTRA_SYMBOLS); set OFED_DIR to the tree that"
-                " they belong to, or leave them out"
+                f" one's ({providers[-1]}, from KBUILD_EXTRA_SYMBOLS); set OFED_DIR to the tree"
+                " that they belong to, or leave them out"
             )
         return build.kernel / "Module.symvers"
     own = build.ofed / "Module.symvers"
@@ -235,8 +236,8 @@ def _check_symbols(build: Build, include: Path) -> Path:
         )
     if _exports(own, "/vmlinux"):
         raise Mismatch(
-            f"{own} is the kernel's own, not OFED's: it lists what vmlinux exports; reinstall OFED's"
-            " kernel modules"
+            f"{own} is the kernel's own, not OFED's: it lists what vmlinux exports; reinstall"
+            " OFED's kernel modules"
         )
     return own
 
@@ -251,8 +252,8 @@ def _check_module(build: Build, module: Path, unpacked: Path, symvers: Path) -> 
         )
     if build.ofed is not None and own:
         raise Mismatch(
-            f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} would load"
-            f" its own ib_core ({module}); OFED_DIR=none builds for that one"
+            f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} would"
+            f" load its own ib_core ({module}); OFED_DIR=none builds for that one"
         )
     exported = set(
         re.findall(r" __ksymtab_(\S+)", _output(build.nm, unpacked) or ""),
@@ -275,70 +276,7 @@ def _members(layout: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-class _Types:
-    """The types of a module, of its BTF."""
-
-    def __init__(self, base: Sequence[dict[str, Any]], own: Sequence[dict[str, Any]]) -> None:
-        self._by_id = {item["id"]: item for item in (*base, *own)}
-        self._structures: dict[str, list[dict[str, Any]]] = {}
-        # Those of the module itself, or else what the kernel has for everybody.
-        for types in (own, base):
-            mine: dict[str, list[dict[str, Any]]] = {}
-            for item in types:
-                if item["kind"] == "STRUCT":
-                    mine.setdefault(item["name"], []).append(item)
-            self._structures = {**mine, **self._structures}
-
-    def _size(self, number: int) -> int | None:
-        """Return the size of a type."""
-        item = self._by_id[number]
-        match item["kind"]:
-            case "PTR":
-                return 8
-            case "ARRAY":
-                size = self._size(item["type_id"])
-                return None if size is None else size * int(item["nr_elems"])
-            case "TYPEDEF" | "CONST" | "VOLATILE" | "RESTRICT" | "TYPE_TAG":
-                return self._size(item["type_id"])
-        size = item.get("size")
-        return None if size is None else int(size)
-
-    def _flat(self, item: dict[str, Any], start: int = 0) -> Iterator[tuple[str, int, int | None]]:
-        """Give name, offset and size of each member, those of anonymous members included."""
-        for member in item["members"]:
-            offset = start + member["bits_offset"] // 8
-            if member["name"] == "(anon)":
-                yield from self._flat(self._by_id[member["type_id"]], offset)
-            else:
-                yield member["name"], offset, self._size(member["type_id"])
-
-    def layouts(self, structure: str) -> Iterator[dict[str, tuple[int, int | None]]]:
-        """Give offset and size of each member, and of the whole as "", for each such structure."""
-        for item in self._structures.get(structure, []):
-            members = {name: (offset, size) for name, offset, size in self._flat(item)}
-            yield {"": (0, item["size"]), **members}
-
-
-def _types(build: Build, unpacked: Path) -> _Types | str:
-    """Return the types of a module, or why there are none."""
-    base: Path | None = build.kernel / "vmlinux"
-    if not (base and base.exists()):
-        running = build.release == platform.release()
-        base = Path("/sys/kernel/btf/vmlinux") if running else None
-    if base is None or not base.exists():
-        return "the kernel's own types are not there"
-    dumps = []
-    for command in (("file", base), ("-B", base, "file", unpacked)):
-        text = _output(build.bpftool, "-j", *command[:-2], "btf", "dump", *command[-2:])
-        if text is None and _output(build.bpftool, "version") is None:
-            return "bpftool is not installed"
-        if text is None:
-            return f"bpftool cannot read those of {command[-1]}"
-        dumps.append(json.loads(text)["types"])
-    return _Types(dumps[0], dumps[1])
-
-
-def _check_types(types: _Types, members: dict[str, tuple[int, int]], module: Path) -> None:
+def _check_types(types: btf.Types, members: dict[str, tuple[int, int]], module: Path) -> None:
     """Make sure that a module's types are laid out as the headers say."""
     for name, (offset, size) in members.items():
         structure, _, path = name.partition(".")
@@ -383,22 +321,11 @@ def _fingerprint(build: Build, unpacked: Path) -> str:
 
 def _rust(members: dict[str, tuple[int, int]], fields: dict[str, str]) -> str:
     """Return the generated source: assertions on the bindings, and what the build is for."""
-    lines = ["// Generated by scripts/ib_core.py.", ""]
+    lines = ["// Generated by scripts/ib_core.py; layout! is in bindings.rs.", ""]
     for name, (offset, size) in members.items():
-        structure, _, path = name.partition(".")
-        said = f"bindgen and the C compiler lay out {name} differently"
-        if path:
-            lines += [
-                f"const _: () = assert!(core::mem::offset_of!({structure}, {path}) == {offset},",
-                f'    "{said}");',
-                f"const _: () = assert!(size_of_member(|s: *const {structure}|",
-                f"    unsafe {{ &raw const (*s).{path} }}) == {size},",
-                f'    "{said}");',
-            ]
-        else:
-            lines.append(
-                f'const _: () = assert!(core::mem::size_of::<{structure}>() == {size}, "{said}");'
-            )
+        lines.append(
+            f"layout!({name}, {offset}, {size});" if "." in name else f"layout!({name}, {size});"
+        )
     lines.append("")
     for field, value in fields.items():
         lines.append(f'crate::modinfo::modinfo!("ib_core_{field}=", {json.dumps(value)}, "\\0");')
@@ -407,7 +334,8 @@ def _rust(members: dict[str, tuple[int, int]], fields: dict[str, str]) -> str:
         for name in ("ORIGIN", "VERSION")
     ]
     identity = ", ".join(f"0x{byte:02x}" for byte in bytes.fromhex(fields["build_id"]))
-    lines.append(f"pub(crate) const BUILD_ID: &[u8] = &[{identity}];")
+    value = f"Some(&[{identity}])" if identity else "None"
+    lines.append(f"pub(crate) const BUILD_ID: Option<&[u8]> = {value};")
     return "\n".join(lines)
 
 
@@ -436,12 +364,12 @@ def record(build: Build) -> str:
                     "ofed_info", "-s"
                 )
                 fields["version"] = re.sub(r"[^ -~]", "", version or "").strip().rstrip(":")
-            types = _types(build, unpacked)
-            if isinstance(types, _Types):
+            try:
+                types = btf.types(unpacked, build.kernel, build.release, build.bpftool)
                 _check_types(types, members, build.module)
                 compared = f"types as in {build.module}"
-            else:
-                compared = f"types not compared with {build.module}: {types}"
+            except btf.NoTypes as reason:
+                compared = f"types not compared with {build.module}: {reason}"
     name = " ".join(filter(None, (fields["origin"], fields["version"])))
     print(
         f"  IB_CORE {name} (headers {include}, symbols {symvers},"

@@ -86,6 +86,10 @@ class Kernel:
 
     release: str
     path: Path
+    vendor: Path | None = None
+    """What takes the place of the guest, if a vendor's RDMA stack does."""
+    ofed: Path | None = None
+    """The tree to build with for that stack, as OFED_DIR names it."""
 
     @property
     def image(self) -> Path:
@@ -95,13 +99,15 @@ class Kernel:
     @property
     def guest(self) -> Path:
         """What of the kernel is in the guest: its modules, as a tree below `/`."""
-        return self.path / "guest"
+        return (self.vendor or self.path) / "guest"
 
     @property
     def ib_core(self) -> Path:
-        """The guest's ib_core."""
+        """The ib_core that the guest loads."""
         modules = self.guest / "usr/lib/modules" / self.release
-        return modules / "kernel/drivers/infiniband/core/ib_core.ko"
+        return modules / (
+            "updates/ib_core.ko" if self.vendor else "kernel/drivers/infiniband/core/ib_core.ko"
+        )
 
     @property
     def sources(self) -> Path:

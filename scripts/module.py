@@ -77,9 +77,12 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
 def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     """Run Kbuild for the external module in `path` and return what it printed."""
     make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}"]
-    make += [f"IB_CORE={kernel.ib_core}", *arguments]
+    make += [f"IB_CORE={kernel.ib_core}", f"OFED_DIR={kernel.ofed or ''}", *arguments]
     command = root.command(
-        make, writable=[PROJECT], readable=[kernel.path], sources=[kernel.sources]
+        make,
+        writable=[PROJECT],
+        readable=[kernel.path, *([kernel.vendor] if kernel.vendor else [])],
+        sources=[kernel.sources],
     )
     # Two builds in one directory would tread on each other.
     with (path / ".lock").open("w") as lock:

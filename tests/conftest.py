@@ -13,9 +13,16 @@ from pathlib import Path
 import kernel
 import module
 import pytest
+import vendor
 from buildroot import BuildRoot
 from guest import Guest
 from report import Failure, step
+
+# The name of the kernel's own RDMA stack, beside those of vendors'.
+IN_TREE = "in-tree"
+
+# A module that does not know what it was built for.
+UNRECORDED = "unrecorded"
 
 _LOGS = module.PROJECT / "build" / "tests"
 
@@ -36,12 +43,23 @@ def pytest_configure(config: pytest.Config) -> None:
     shutil.rmtree(_LOGS, ignore_errors=True)
 
 
+def _stack(root: BuildRoot, chosen: kernel.Kernel, name: str) -> tuple[kernel.Kernel, str]:
+    """Return a kernel with an RDMA stack, and the variant of what is built for that."""
+    if name == IN_TREE:
+        return chosen, ""
+    return vendor.ensure(root, chosen, name), f"vendor-{name}"
+
+
 def _build() -> None:
     root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
     # The workers must not choose another kernel.
     os.environ["KERNEL"] = chosen.release
+    stacks = [_stack(root, chosen, name) for name in (IN_TREE, *vendor.FLAVOURS)]
     with step(f"Building the modules for Linux {chosen.release}"):
-        module.build(root, chosen)
+        for stacked, variant in stacks:
+            module.build(root, stacked, variant=variant)
+        # As on a machine that has the kernel's headers, but not the kernel.
+        module.build(root, chosen, "IB_CORE=", variant=UNRECORDED)
         path = _helpers(chosen)
         shutil.copytree(module.PROJECT / "tests/helpers", path, dirs_exist_ok=True)
         module.kbuild(root, chosen, path, "modules")
@@ -59,26 +77,52 @@ def root() -> BuildRoot:
     return kernel.ensure(os.environ["KERNEL"])[0]
 
 
+@pytest.fixture
+def stack(request: pytest.FixtureRequest) -> str:
+    """Return the name of the RDMA stack that runs in the guests."""
+    return getattr(request, "param", IN_TREE)
+
+
 @pytest.fixture(scope="session")
-def ko(chosen: kernel.Kernel) -> Path:
-    """Return the module."""
-    return module.directory(chosen) / "krdma_smoke.ko"
+def modules(root: BuildRoot, chosen: kernel.Kernel) -> dict[str, Path]:
+    """Return the module, by the name of the stack that it was built for."""
+    built = {
+        name: module.directory(*_stack(root, chosen, name)) / "krdma_smoke.ko"
+        for name in (IN_TREE, *vendor.FLAVOURS)
+    }
+    return {**built, UNRECORDED: module.directory(chosen, UNRECORDED) / "krdma_smoke.ko"}
+
+
+@pytest.fixture(scope="session")
+def ko(modules: dict[str, Path]) -> Path:
+    """Return the module for the kernel's own ib_core."""
+    return modules[IN_TREE]
 
 
 @pytest.fixture
 def boot(
-    request: pytest.FixtureRequest, root: BuildRoot, chosen: kernel.Kernel, ko: Path
+    request: pytest.FixtureRequest,
+    root: BuildRoot,
+    chosen: kernel.Kernel,
+    modules: dict[str, Path],
+    stack: str,
 ) -> Iterator[Callable[[], Guest]]:
     """Return a function that boots a guest; in the end its kernel log must be clean."""
     name = re.sub(r"\W+", "-", request.node.name)
     helpers = _helpers(chosen)
-    files = {path.name: path for path in (ko, helpers / "events.ko", helpers / "failpoint.ko")}
+    files = {
+        "krdma_smoke.ko": modules[stack],
+        **{f"for-{built}.ko": ko for built, ko in modules.items()},
+        "load.sh": module.PROJECT / "scripts/load.sh",
+        **{path.name: path for path in (helpers / "events.ko", helpers / "failpoint.ko")},
+    }
+    running = _stack(root, chosen, stack)[0]
     guests: list[Guest] = []
-    with ExitStack() as stack:
+    with ExitStack() as exits:
 
         def start() -> Guest:
             log = _LOGS / f"{name}-{len(guests)}.log"
-            guests.append(stack.enter_context(Guest(root, chosen, files, log=log)))
+            guests.append(exits.enter_context(Guest(root, running, files, log=log)))
             return guests[-1]
 
         yield start

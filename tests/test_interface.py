@@ -21,11 +21,13 @@ def test_modinfo(root: BuildRoot, chosen: Kernel, ko: Path) -> None:
     assert fields["depends"].strip() == "ib_core"
     assert fields["vermagic"].split()[0] == chosen.release
     assert "RDMA" in fields["description"]
-    parameter = root.output(["modinfo", "--parameters", ko], readable=[PROJECT])
-    name, _, description = parameter.partition(":")
-    assert name == "rdma_dev_name"
-    assert "mlx5_0" in description
-    assert description.endswith("(charp)\n")
+    parameters = root.output(["modinfo", "--parameters", ko], readable=[PROJECT]).splitlines()
+    described = dict(sorted(line.split(":", 1) for line in parameters))
+    assert list(described) == ["check_ib_core", "rdma_dev_name"]
+    assert "default: Y" in described["check_ib_core"]
+    assert described["check_ib_core"].endswith("(bool)")
+    assert "mlx5_0" in described["rdma_dev_name"]
+    assert described["rdma_dev_name"].endswith("(charp)")
 
 
 def test_no_panic_path(root: BuildRoot, ko: Path) -> None:
@@ -51,7 +53,8 @@ def test_parameter_in_sysfs(guest: Guest) -> None:
     parameter = "/sys/module/krdma_smoke/parameters/rdma_dev_name"
     guest.load("rxe0")
     assert guest.do(f"stat -c %a {parameter}; cat {parameter}").output == "444\nrxe0\n"
-    assert guest.do("ls /sys/module/krdma_smoke/parameters").output == "rdma_dev_name\n"
+    names = guest.do("ls /sys/module/krdma_smoke/parameters").output.split()
+    assert names == ["check_ib_core", "rdma_dev_name"]
     assert guest.run(f"chmod 644 {parameter} && echo rxe1 >{parameter}").status != 0
     assert guest.do(f"cat {parameter}").output == "rxe0\n"
     guest.unload()

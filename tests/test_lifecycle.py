@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import pytest
 from guest import EXIT, RETURNED, Guest, init, one_each, said, says, taken
+
+pytestmark = pytest.mark.parametrize("stack", ["in-tree", "devices-clients"], indirect=True)
 
 
 def test_device_before_insmod(guest: Guest) -> None:

@@ -230,7 +230,9 @@ impl<T: DeclaredClient> Registration<T> {
 
         // Nothing was read from the device so far.
         if !device.is_laid_out_as_believed() {
-            pr_err!("an RDMA device is laid out in another way than that of the ib_core this module was built for ({BuiltFor}), it is left alone; build the module again\n");
+            pr_err!(
+                "an RDMA device is laid out in another way than those of the ib_core this module was built for ({BuiltFor}); it is left alone; build the module again\n"
+            );
             return EINVAL.to_errno();
         }
 

@@ -72,8 +72,7 @@ impl Device<'_> {
     /// is read in a way that may fail.
     pub(super) fn is_laid_out_as_believed(self) -> bool {
         const NAME: usize = offset_of!(bindings::ib_device, name);
-        const KERNEL_NAME: usize =
-            offset_of!(bindings::ib_device, __bindgen_anon_1.dev.kobj.name);
+        const KERNEL_NAME: usize = offset_of!(bindings::ib_device, __bindgen_anon_1.dev.kobj.name);
 
         let device = self.as_raw();
 
@@ -83,9 +82,9 @@ impl Device<'_> {
             return false;
         };
 
-        let Some(name) =
-            read_nofault::<[u8; bindings::IB_DEVICE_NAME_MAX as usize]>(device.wrapping_byte_add(NAME).cast())
-        else {
+        let Some(name) = read_nofault::<[u8; bindings::IB_DEVICE_NAME_MAX as usize]>(
+            device.wrapping_byte_add(NAME).cast(),
+        ) else {
             return false;
         };
 

@@ -24,7 +24,7 @@ impl fmt::Display for BuiltFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_fmt(fmt!(
             "{} ({} {})",
-            Hex(ib_core::BUILD_ID),
+            Hex(ib_core::BUILD_ID.unwrap_or_default()),
             ib_core::ORIGIN,
             ib_core::VERSION
         ))
@@ -47,14 +47,16 @@ pub(crate) enum Comparison {
 ///
 /// Says nothing of a device driver that was built for yet another `ib_core`. May sleep.
 pub(crate) fn compare() -> Comparison {
-    if ib_core::BUILD_ID.is_empty() {
+    let Some(recorded) = ib_core::BUILD_ID else {
         return Comparison::NotRecorded;
-    }
+    };
 
     match BuildId::of_running() {
-        Ok(running) if running.bytes() == Some(ib_core::BUILD_ID) => Comparison::Same,
-        Ok(running) if running.bytes().is_some() => Comparison::Different(running),
-        Ok(_) => Comparison::NotReadable(EINVAL),
+        Ok(running) => match running.bytes() {
+            Some(bytes) if bytes == recorded => Comparison::Same,
+            Some(_) => Comparison::Different(running),
+            None => Comparison::NotReadable(EINVAL),
+        },
         Err(error) => Comparison::NotReadable(error),
     }
 }
