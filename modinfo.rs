@@ -22,8 +22,10 @@ macro_rules! modinfo {
         const _: () = {
             const TEXT: &str = ::core::concat!($($part),+);
 
+            // As `module!` has it. Plain `#[used]` means `linker` to newer compilers, and then the
+            // section is a second one of this name, with other flags; modpost reads but one.
             #[link_section = ".modinfo"]
-            #[used]
+            #[used(compiler)]
             static FIELD: [u8; TEXT.len()] = $crate::modinfo::bytes(TEXT);
         };
     };

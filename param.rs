@@ -124,7 +124,7 @@ macro_rules! parameter {
             $crate::modinfo::modinfo!("parm=", ::core::stringify!($name), ":", $description, "\0");
 
             #[link_section = "__param"]
-            #[used]
+            #[used(compiler)]
             static KERNEL_PARAM: ::kernel::module_param::KernelParam = $crate::param::kernel_param(
                 $crate::param::name(::core::concat!(::core::stringify!($name), "\0")),
                 &raw const ::kernel::bindings::$ops,
