@@ -30,6 +30,10 @@ pub(crate) use self::generated::*;
     unsafe_op_in_unsafe_fn,
     reason = "generated from C headers, whose names and layout are not ours to choose"
 )]
+#[cfg_attr(
+    CONFIG_RUSTC_HAS_UNNECESSARY_TRANSMUTES,
+    allow(unnecessary_transmutes, reason = "generated, for the whole range of compilers")
+)]
 mod generated {
     use super::ffi;
 
