@@ -1,42 +1,83 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The build root: a Debian of its own with the compilers that Debian's kernel was built with.
+"""The build roots: Debians of their own with the compilers that Debian's kernels were built with.
 
 rustc and bindgen must be the very ones that built the kernel (the version is part of the hash of
-every crate), whatever the machine itself has. QEMU and the guest's tools come from it, too. It is
-made by mmdebstrap and entered by bubblewrap, both of which do without root.
+every crate), whatever the machine itself has. QEMU and the guest's tools come from there, too. A
+build root is made by mmdebstrap and entered by bubblewrap, both of which do without root.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cache
-from report import Failure, run, step
+from arch import AMD64, ARM64, Arch
+from report import Failure, Step, run, step
 
 # To be raised when `_make` makes something else of the same packages.
 _RECIPE = "1"
 
-SUITE = "trixie"
-BACKPORTS = f"{SUITE}-backports"
+# What runs in the virtual machine.
+_GUEST_PACKAGES = ("kmod", "busybox-static", "iproute2")
 
-PACKAGES = (
-    # what builds the kernel's Rust crates and the module
-    *("rustc", "rust-src", "rustfmt", "rust-clippy", "bindgen", "gcc-14", "make", "bc"),
-    *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3"),
-    # what compares its types with those of ib_core
-    "bpftool",
-    # what makes and runs the virtual machine, and what runs in it
-    *("qemu-system-x86", "cpio", "xz-utils", "kmod", "busybox-static", "iproute2"),
-    # what checks the sources
-    "shellcheck",
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a build root is made of."""
+
+    suite: str
+    """Debian's suite that its compilers are of."""
+    kernels: str
+    """The suite that the kernels are of, which these compilers have built: this one, or its
+    backports."""
+    gcc: str
+    """The package of the C compiler."""
+    arch: Arch = AMD64
+    """What is built for."""
+    more: tuple[str, ...] = ()
+    """The packages that others have not got."""
+    lists: str = "apt"
+    """The name of the cache's package lists; build roots of the same suites share them."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """All packages that are named; what they need comes with them."""
+        return (
+            # what builds the kernel's Rust crates and the module
+            *("rustc", "rust-src", "rustfmt", "rust-clippy", "bindgen", self.gcc, "make", "bc"),
+            *("bison", "flex", "libelf-dev", "libssl-dev", "openssl", "pahole", "python3"),
+            # what compares its types with those of ib_core
+            "bpftool",
+            # what makes and runs the virtual machine, and what runs in it
+            *("qemu-system-x86", "cpio", "xz-utils", *_GUEST_PACKAGES),
+            # what checks the sources
+            "shellcheck",
+            *self.more,
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of the build root's entry in the cache."""
+        return f"buildroot-{self.suite}-{cache.key(_RECIPE, *self.packages, *_LEFT_OUT)}"
+
+
+TRIXIE = Recipe("trixie", "trixie-backports", "gcc-14")
+TRIXIE_LLVM = replace(TRIXIE, more=("clang", "lld", "llvm"))
+TRIXIE_ARM64 = replace(
+    TRIXIE,
+    arch=ARM64,
+    more=("gcc-14-aarch64-linux-gnu", "qemu-system-arm"),
+    lists="apt-arm64",
 )
+SID = Recipe("sid", "sid", "gcc-16", lists="apt-sid")
 
 # What mmdebstrap needs for temporary files, in bytes, with room to spare.
 _TEMPORARY_SPACE = 3 << 30
@@ -53,6 +94,12 @@ class BuildRoot:
     """A build root in the cache."""
 
     path: Path
+    recipe: Recipe = TRIXIE
+
+    @property
+    def guest(self) -> Path:
+        """Where the programs are that run in the virtual machine, as in `/`."""
+        return self.path if self.recipe.arch == AMD64 else self.path / "guest"
 
     def command(
         self,
@@ -145,7 +192,37 @@ def mirror() -> list[str]:
     return []
 
 
-def _make(path: Path) -> None:
+def apt_options(recipe: Recipe) -> dict[str, str]:
+    """Return what apt is told in a build root."""
+    options = host_apt_options()
+    if recipe.suite == "sid":
+        # It is valid for a week, and the mirror may be a snapshot that is older.
+        options["Acquire::Check-Valid-Until"] = "false"
+    return options
+
+
+def _mmdebstrap(
+    progress: Step, recipe: Recipe, log: Path, path: Path, temporary: Path, *arguments: str
+) -> None:
+    """Make a Debian in the directory `path` by mmdebstrap."""
+    tarball = path / "debian.tar"
+    command: list[str | Path] = [
+        "mmdebstrap",
+        *(f'--aptopt={option} "{value}"' for option, value in apt_options(recipe).items()),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
+        *arguments,
+        recipe.suite,
+        tarball,
+        *mirror(),
+    ]
+    # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
+    run(progress, command, log, env={"TMPDIR": f"{temporary}"})
+    # Unpacked like this, everything belongs to the user and can be removed by the user.
+    run(progress, ["tar", "-C", path, "-xf", tarball, "--exclude=./dev/*", "--no-same-owner"], log)
+    tarball.unlink()
+
+
+def _make(recipe: Recipe, path: Path) -> None:
     temporary = Path(os.environ.get("TMPDIR", "/var/tmp"))
     free = shutil.disk_usage(temporary).free
     if free < _TEMPORARY_SPACE:
@@ -153,42 +230,32 @@ def _make(path: Path) -> None:
             f"{temporary} has {free >> 20} MiB free and {_TEMPORARY_SPACE >> 20} MiB are needed;"
             " free some, or set TMPDIR to a place with more room"
         )
-    with step("Making the build root: Debian with the kernel's compilers (about 1 GB)") as progress:
-        log = cache.logs() / "buildroot.log"
+    what = ", ".join(("the kernel's compilers", *recipe.more))
+    title = f"Making a build root: Debian {recipe.suite} with {what} (about 1 GB)"
+    with step(title) as progress:
+        log = cache.logs() / f"{recipe.name}.log"
         log.unlink(missing_ok=True)
-        tarball = path / "buildroot.tar"
-        # The backports come from wherever the suite comes from.
-        hook = (
-            f"sed -n 's/ {SUITE} main$/ {BACKPORTS} main/p' \"$1/etc/apt/sources.list\""
-            ' >"$1/etc/apt/sources.list.d/backports.list"'
-        )
-        command: list[str | Path] = [
-            *("mmdebstrap", "--variant=apt", f"--include={','.join(PACKAGES)}"),
-            *(f'--aptopt={option} "{value}"' for option, value in host_apt_options().items()),
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),
-            f"--setup-hook={hook}",
-            SUITE,
-            tarball,
-            *mirror(),
-        ]
-        # In a user namespace mmdebstrap cannot work below a private home, and /tmp may be small.
-        run(progress, command, log, env={"TMPDIR": f"{temporary}"})
-        # Unpacked like this, everything belongs to the user and can be removed by the user.
-        run(
-            progress,
-            ["tar", "-C", path, "-xf", tarball, "--exclude=./dev/*", "--no-same-owner"],
-            log,
-        )
-        tarball.unlink()
+        arguments = ["--variant=apt", f"--include={','.join(recipe.packages)}"]
+        if recipe.kernels != recipe.suite:
+            # They come from wherever the suite comes from.
+            arguments.append(
+                f"--setup-hook=sed -n 's/ {recipe.suite} main$/ {recipe.kernels} main/p'"
+                ' "$1/etc/apt/sources.list" >"$1/etc/apt/sources.list.d/kernels.list"'
+            )
+        _mmdebstrap(progress, recipe, log, path, temporary, *arguments)
         (path / "etc/resolv.conf").touch()
+        root = BuildRoot(path, recipe)
+        if root.guest != path:
+            root.guest.mkdir()
+            arguments = [
+                *("--variant=extract", f"--architectures={recipe.arch.debian}"),
+                f"--include={','.join(('dash', *_GUEST_PACKAGES))}",
+            ]
+            _mmdebstrap(progress, recipe, log, root.guest, temporary, *arguments)
 
 
-def name() -> str:
-    """Return the name of the build root's entry in the cache."""
-    return f"buildroot-{SUITE}-{cache.key(_RECIPE, *PACKAGES, *_LEFT_OUT)}"
-
-
-def ensure() -> BuildRoot:
-    """Return the build root; make it unless it is in the cache."""
+def ensure(recipe: Recipe = TRIXIE) -> BuildRoot:
+    """Return a build root; make it unless it is in the cache."""
     cache.hold()
-    return BuildRoot(cache.entry(name(), _make, space=4 << 30))
+    path = cache.entry(recipe.name, functools.partial(_make, recipe), space=4 << 30)
+    return BuildRoot(path, recipe)

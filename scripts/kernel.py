@@ -17,12 +17,14 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import buildroot
 import cache
-from buildroot import BuildRoot
+from archive import Archive, Version, choose
+from buildroot import SID, TRIXIE, TRIXIE_ARM64, BuildRoot, Recipe
 from report import Failure, Step, main, run, step
 
 # To be raised when `_make` makes something else of the same packages.
@@ -34,12 +36,6 @@ _GUEST_MODULES = (
     *("ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "siw"),
     *("dummy", "veth"),
 )
-
-_MAKE_FLAGS = (
-    *("ARCH=x86", "CROSS_COMPILE=x86_64-linux-gnu-", "CC=x86_64-linux-gnu-gcc-14"),
-    "HOSTCC=gcc-14",
-)
-
 
 # The file of an entry that lists what was added to Debian's headers, as paths below /usr/src.
 _ADDED = "added"
@@ -55,37 +51,13 @@ _UNUSED_SOURCE = (
 
 
 @dataclass(frozen=True)
-class Version:
-    """A kernel that the suite offers."""
-
-    release: str
-    """What `uname -r` prints: `7.3.4+deb13-amd64`."""
-    package: str
-    """The version of its packages: `7.3.4-1~bpo13+1`."""
-
-    @property
-    def base(self) -> str:
-        """The release without the flavour: `7.3.4+deb13`."""
-        return self.release.rpartition("-")[0]
-
-    @property
-    def source(self) -> str:
-        """The name of the package with its source."""
-        major, minor = self.release.split(".")[:2]
-        return f"linux-source-{major}.{minor}"
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """What versions are sorted by."""
-        return tuple(int(number) for number in re.findall(r"\d+", self.base))
-
-
-@dataclass(frozen=True)
 class Kernel:
     """A kernel in the cache, ready to be built against and to be booted."""
 
     release: str
     path: Path
+    make: tuple[str, ...] = ()
+    """What `make` has to be told to build a module for it."""
     vendor: Path | None = None
     """What takes the place of the guest, if a vendor's RDMA stack does."""
     ofed: Path | None = None
@@ -93,7 +65,7 @@ class Kernel:
 
     @property
     def image(self) -> Path:
-        """The bootable image, as Debian ships it."""
+        """The bootable image."""
         return self.path / "vmlinuz"
 
     @property
@@ -119,91 +91,20 @@ class Kernel:
         """The source of `ib_core` and of soft-RoCE, as below `drivers/infiniband`."""
         return self.path / "infiniband"
 
+    @functools.cached_property
+    def config(self) -> dict[str, str]:
+        """What its configuration sets."""
+        return parse_config((self.sources / f"linux-headers-{self.release}/.config").read_text())
+
     @property
     def headers(self) -> str:
         """Where in the build root the headers are."""
         return f"/usr/src/linux-headers-{self.release}"
 
 
-class Archive:
-    """The suite's package lists, kept in the cache, and downloads from it."""
-
-    def __init__(self, root: BuildRoot) -> None:
-        self._root = root
-        self._state = cache.directory() / "apt"
-        self._complete = self._state / "complete"
-        self._log = cache.logs() / "apt.log"
-
-    def _apt(self, *argv: str) -> list[str]:
-        options = {
-            **buildroot.host_apt_options(),
-            "Dir::State": f"{self._state}",
-            "Dir::State::status": "/var/lib/dpkg/status",
-            "Dir::Cache": f"{self._state}",
-            "APT::Sandbox::User": "root",
-        }
-        return [*argv, *(f"-o{option}={value}" for option, value in options.items())]
-
-    def update(self) -> None:
-        """Fetch the package lists."""
-        with cache.lock("apt"), step("Fetching the package lists") as progress:
-            (self._state / "lists/partial").mkdir(parents=True, exist_ok=True)
-            self._complete.unlink(missing_ok=True)
-            self._run(progress, self._apt("apt-get", "update", "--error-on=any"))
-            self._complete.touch()
-
-    def _run(self, progress: Step, command: list[str], directory: Path | None = None) -> None:
-        self._log.unlink(missing_ok=True)
-        writable = [self._state] if directory is None else [self._state, directory]
-        if directory is not None:
-            command = ["env", "-C", f"{directory}", *command]
-        run(progress, self._root.command(command, writable=writable, network=True), self._log)
-
-    def versions(self) -> list[Version]:
-        """Return the kernels that the suite offers with headers and source, newest first."""
-        if not self._complete.exists():
-            self.update()
-        pattern = r"linux-headers-([0-9.]+\+deb[0-9]+-amd64)"
-        names = self._query("search", "--names-only", f"^({pattern}|linux-source-[0-9.]+)$")
-        packages = [line.split()[0] for line in names.splitlines()]
-        offered = set()
-        for line in self._query("madison", *packages).splitlines():
-            package, version, where = (column.strip() for column in line.split("|"))
-            if f"{buildroot.BACKPORTS}/" in where:
-                offered.add((package, version))
-        versions = [
-            Version(match[1], version)
-            for package, version in offered
-            if (match := re.fullmatch(pattern, package))
-        ]
-        usable = (v for v in versions if (v.source, v.package) in offered)
-        return sorted(usable, key=lambda version: version.order, reverse=True)
-
-    def _query(self, *argv: str) -> str:
-        return self._root.output(self._apt("apt-cache", *argv), writable=[self._state])
-
-    def download(self, progress: Step, packages: list[str], directory: Path) -> None:
-        """Download packages, given as `name=version`, into a directory."""
-        directory.mkdir()
-        with cache.lock("apt"):
-            self._run(progress, self._apt("apt-get", "download", *packages), directory)
-
-
-def choose(versions: list[Version], wanted: str) -> list[Version]:
-    """Return the versions to try: those that `wanted` names, or all."""
-    wanted = wanted.strip()
-    if not wanted:
-        return versions
-    chosen = [v for v in versions if wanted in (v.release, v.base, v.base.partition("+")[0])]
-    if not chosen:
-        offered = ", ".join(version.base.partition("+")[0] for version in versions)
-        raise Failure(f"KERNEL={wanted}: {buildroot.BACKPORTS} offers {offered or 'no kernel'}")
-    return chosen
-
-
-def _config(file: Path) -> dict[str, str]:
+def parse_config(text: str) -> dict[str, str]:
     """Return what a kernel's `.config` sets."""
-    lines = (line.partition("=") for line in file.read_text().splitlines())
+    lines = (line.partition("=") for line in text.splitlines())
     return {name: value.strip('"') for name, _, value in lines if name.startswith("CONFIG_")}
 
 
@@ -230,58 +131,34 @@ def compare_symbols(symvers: Path, rust: Path) -> int:
     return len(exported)
 
 
-class _Maker:
-    """Makes the cache's entry of one kernel, in the directory `path`."""
+class Maker:
+    """What makes the cache's entry of one kernel, in the directory `path`."""
 
-    def __init__(self, root: BuildRoot, version: Version, path: Path) -> None:
+    def __init__(self, root: BuildRoot, version: Version, release: str, path: Path) -> None:
         self._root = root
         self._version = version
+        self._release = release
         self._path = path
-        self._log = cache.logs() / f"linux-{version.release}.log"
+        self._log = cache.logs() / f"linux-{release}.log"
         self._log.unlink(missing_ok=True)
-        # Where the packages are unpacked, and the three directories of headers among them.
+        # Where the packages are unpacked, among them the source, and where that is built.
         self._tree = path / "tree"
-        self._headers = f"linux-headers-{version.release}"
-        self._common = f"linux-headers-{version.base}-common"
-        self._kbuild = f"linux-kbuild-{version.base}"
-        # The kernel's source, and where the crates are built.
         self._source = self._tree / "source"
         self._objects = self._tree / "objects"
-
-    def make(self, archive: Archive) -> None:
-        """Make the entry."""
-        release = self._version.release
-        with step(f"Downloading Linux {release} and its source (about 300 MB)") as progress:
-            self._fetch(progress, archive)
-        self._check_compilers()
-        with step("Unpacking the source of Linux") as progress:
-            self._unpack_source(progress)
-        with step("Building the Rust crates that Debian leaves out (1 to 2 minutes)") as progress:
-            self._build_crates(progress)
-        count = compare_symbols(
-            self._path / "src" / self._headers / "Module.symvers", self._objects / "rust"
-        )
-        print(f"    all {count} Rust symbols that the kernel exports are in the rebuilt crates")
-        self._add_crates()
-        for part in ("core", "sw/rxe"):
-            target = self._path / "infiniband" / part
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (self._source / "drivers/infiniband" / part).rename(target)
-        with step("Unpacking the guest's kernel modules") as progress:
-            self._keep_modules(progress)
-        shutil.copy(self._tree / f"usr/lib/modules/{release}/vmlinuz", self._path / "vmlinuz")
-        shutil.rmtree(self._tree)
+        # The headers that a module is built against.
+        self._headers = path / "src" / f"linux-headers-{release}"
+        arch = root.recipe.arch
+        # How the kernel is configured and built.
+        self._make = [
+            *("make", "-C", f"{self._source}", f"O={self._objects}", f"-j{os.cpu_count() or 1}"),
+            *(f"ARCH={arch.kbuild}", f"CROSS_COMPILE={arch.triplet}-"),
+        ]
 
     def _run(self, progress: Step, *argv: str | Path) -> None:
         run(progress, self._root.command(argv, writable=[self._path]), self._log)
 
-    def _fetch(self, progress: Step, archive: Archive) -> None:
-        """Download and unpack the packages; the headers go where they are to stay."""
-        release = self._version.release
-        names = [
-            *(f"linux-{part}-{release}" for part in ("base", "binary", "modules", "headers")),
-            *(self._common, self._kbuild, self._version.source),
-        ]
+    def _fetch(self, progress: Step, archive: Archive, *names: str) -> None:
+        """Download and unpack packages."""
         packages = self._path / "packages"
         wanted = [f"{name}={self._version.package}" for name in names]
         archive.download(progress, wanted, packages)
@@ -289,82 +166,28 @@ class _Maker:
             self._run(progress, "dpkg-deb", "-x", package, self._tree)
         shutil.rmtree(packages)
 
-        sources = self._path / "src"
-        sources.mkdir()
-        kbuild = self._tree / "usr/lib" / self._kbuild
-        kbuild.rename(sources / self._kbuild)
-        for name in (self._headers, self._common):
-            (self._tree / "usr/src" / name).rename(sources / name)
-            for part in ("scripts", "tools"):
-                link = sources / name / part
-                link.unlink()
-                link.symlink_to(f"../{self._kbuild}/{part}")
-
-    def _check_compilers(self) -> None:
-        """Make sure that the kernel has Rust, and that the build root has the same compiler."""
-        config = _config(self._path / "src" / self._headers / ".config")
-        if config.get("CONFIG_RUST") != "y":
-            raise NoRust(f"Linux {self._version.release} is built without CONFIG_RUST")
-        for setting, command in (
-            ("CONFIG_RUSTC_VERSION_TEXT", ["rustc", "--version"]),
-            ("CONFIG_BINDGEN_VERSION_TEXT", ["bindgen", "--version", "workaround-for-0.69.0"]),
-        ):
-            there = self._root.output(command).strip()
-            if there != config.get(setting):
-                raise Failure(
-                    f"Linux {self._version.release} was built by {config.get(setting)} and the"
-                    f" build root has {there}; remake it with 'make distclean smoke'"
-                )
-
-    def _unpack_source(self, progress: Step) -> None:
-        """Unpack what of the source is needed to configure the kernel and to build its crates."""
+    def _unpack_source(self, progress: Step, unused: Iterable[str] = ()) -> None:
+        """Unpack the kernel's source, but not what is `unused`."""
         (tarball,) = (self._tree / "usr/src").glob("linux-source-*.tar.*")
         self._source.mkdir()
+        self._objects.mkdir()
         self._run(
             progress,
             *("tar", "-C", self._source, "--strip-components=1", "-xf", tarball),
             "--anchored",
-            *(f"--exclude={self._version.source}/{pattern}" for pattern in _UNUSED_SOURCE),
+            *(f"--exclude={self._version.source}/{pattern}" for pattern in unused),
         )
 
-    def _build_crates(self, progress: Step) -> None:
-        """Configure the kernel as Debian did and build its crates."""
-        self._objects.mkdir()
-        config = self._objects / ".config"
-        shutil.copy(self._path / "src" / self._headers / ".config", config)
-        make = ("make", "-C", self._source, f"O={self._objects}", *_MAKE_FLAGS)
-        self._run(progress, *make, "olddefconfig")
-        if _config(config).get("CONFIG_RUST") != "y":
-            raise Failure(f"the build root cannot build Rust for the kernel (see {self._log})")
-        self._run(progress, *make, f"-j{os.cpu_count() or 1}", "prepare")
-
-    def _add_crates(self) -> None:
-        """Add to the headers what a Rust module and its checks need, and note what that is."""
-        rust = self._objects / "rust"
-        added = {
-            f"{self._headers}/rust/{file.name}": file
-            for file in (*rust.glob("*.rmeta"), *rust.glob("*.so"))
-        }
-        added[f"{self._kbuild}/scripts/target.json"] = self._objects / "scripts/target.json"
-        # For an editor: the generated sources, and what 'make rust-analyzer' is made of.
-        for file in rust.rglob("*.rs"):
-            added[f"{self._headers}/rust/{file.relative_to(rust)}"] = file
-        for pattern in ("*rust_analyzer.py", "rust_is_available*", "*-version.sh", "Makefile"):
-            for file in (self._source / "scripts").glob(pattern):
-                added[f"{self._kbuild}/scripts/{file.name}"] = file
-        for name in ("rust", ".clippy.toml", ".rustfmt.toml"):
-            added[f"{self._common}/{name}"] = self._source / name
-        for name, origin in added.items():
-            target = self._path / "src" / name
+    def _keep_infiniband(self) -> None:
+        """Keep the source of `ib_core` and of soft-RoCE."""
+        for part in ("core", "sw/rxe"):
+            target = self._path / "infiniband" / part
             target.parent.mkdir(parents=True, exist_ok=True)
-            origin.rename(target)
-        # The crates come last: whoever has the kernel crate has everything.
-        names = sorted(added, key=lambda name: (name.endswith(".rmeta"), "libkernel" in name))
-        (self._path / _ADDED).write_text("".join(f"{name}\n" for name in names))
+            (self._source / "drivers/infiniband" / part).rename(target)
 
     def _keep_modules(self, progress: Step) -> None:
         """Keep the guest's kernel modules, with what they need, unpacked and ready for modprobe."""
-        modules = Path("usr/lib/modules") / self._version.release
+        modules = Path("usr/lib/modules") / self._release
         there = {
             path.name.partition(".")[0].replace("-", "_"): path
             for path in (self._tree / modules / "kernel").rglob("*.ko*")
@@ -391,25 +214,123 @@ class _Maker:
         if packed:
             self._run(progress, "xz", "-d", *packed)
         (guest / "lib").symlink_to("usr/lib")
-        self._run(progress, "depmod", "-b", guest, self._version.release)
+        self._run(progress, "depmod", "-b", guest, self._release)
+
+
+class _DebianMaker(Maker):
+    """Makes the entry of a kernel as Debian has built it."""
+
+    def __init__(self, root: BuildRoot, version: Version, path: Path) -> None:
+        super().__init__(root, version, version.release, path)
+        # The names of the other two directories of headers.
+        self._common = f"linux-headers-{version.base}-common"
+        self._kbuild = f"linux-kbuild-{version.base}"
+        gcc = root.recipe.gcc
+        self._make += [f"CC={root.recipe.arch.triplet}-{gcc}", f"HOSTCC={gcc}"]
+
+    def make(self, archive: Archive) -> None:
+        """Make the entry."""
+        with step(f"Downloading Linux {self._release} and its source (about 300 MB)") as progress:
+            self._fetch_all(progress, archive)
+        self._check_compilers()
+        with step("Unpacking the source of Linux") as progress:
+            self._unpack_source(progress, _UNUSED_SOURCE)
+        with step("Building the Rust crates that Debian leaves out (1 to 2 minutes)") as progress:
+            self._build_crates(progress)
+        count = compare_symbols(self._headers / "Module.symvers", self._objects / "rust")
+        print(f"    all {count} Rust symbols that the kernel exports are in the rebuilt crates")
+        self._add_crates()
+        self._keep_infiniband()
+        with step("Unpacking the guest's kernel modules") as progress:
+            self._keep_modules(progress)
+        image = self._tree / f"usr/lib/modules/{self._release}/vmlinuz"
+        shutil.copy(image, self._path / "vmlinuz")
+        shutil.rmtree(self._tree)
+
+    def _fetch_all(self, progress: Step, archive: Archive) -> None:
+        """Download and unpack the packages; the headers go where they are to stay."""
+        parts = ("base", "binary", "modules", "headers")
+        self._fetch(
+            progress,
+            archive,
+            *(f"linux-{part}-{self._release}" for part in parts),
+            *(self._common, self._kbuild, self._version.source),
+        )
+        sources = self._headers.parent
+        sources.mkdir()
+        (self._tree / "usr/lib" / self._kbuild).rename(sources / self._kbuild)
+        for name in (self._headers.name, self._common):
+            (self._tree / "usr/src" / name).rename(sources / name)
+            for part in ("scripts", "tools"):
+                link = sources / name / part
+                link.unlink(missing_ok=True)
+                link.symlink_to(f"../{self._kbuild}/{part}")
+
+    def _check_compilers(self) -> None:
+        """Make sure that the kernel has Rust, and that the build root has the same compiler."""
+        config = parse_config((self._headers / ".config").read_text())
+        if config.get("CONFIG_RUST") != "y":
+            raise NoRust(f"Linux {self._release} is built without CONFIG_RUST")
+        for setting, command in (
+            ("CONFIG_RUSTC_VERSION_TEXT", ["rustc", "--version"]),
+            ("CONFIG_BINDGEN_VERSION_TEXT", ["bindgen", "--version", "workaround-for-0.69.0"]),
+        ):
+            there = self._root.output(command).strip()
+            if there != config.get(setting):
+                raise Failure(
+                    f"Linux {self._release} was built by {config.get(setting)} and the"
+                    f" build root has {there}; make a new one: rm -r {self._root.path}"
+                )
+
+    def _build_crates(self, progress: Step) -> None:
+        """Configure the kernel as Debian did and build its crates."""
+        config = self._objects / ".config"
+        shutil.copy(self._headers / ".config", config)
+        self._run(progress, *self._make, "olddefconfig")
+        if parse_config(config.read_text()).get("CONFIG_RUST") != "y":
+            raise Failure(f"the build root cannot build Rust for the kernel (see {self._log})")
+        self._run(progress, *self._make, "prepare")
+
+    def _add_crates(self) -> None:
+        """Add to the headers what a Rust module and its checks need, and note what that is."""
+        rust = self._objects / "rust"
+        added = {
+            f"{self._headers.name}/rust/{file.name}": file
+            for file in (*rust.glob("*.rmeta"), *rust.glob("*.so"))
+        }
+        # Where rustc itself does not know the kernel's target.
+        for file in (self._objects / "scripts").glob("target.json"):
+            added[f"{self._kbuild}/scripts/{file.name}"] = file
+        # For an editor: the generated sources, and what 'make rust-analyzer' is made of.
+        for file in rust.rglob("*.rs"):
+            added[f"{self._headers.name}/rust/{file.relative_to(rust)}"] = file
+        for pattern in ("*rust_analyzer.py", "rust_is_available*", "*-version.sh", "Makefile"):
+            for file in (self._source / "scripts").glob(pattern):
+                added[f"{self._kbuild}/scripts/{file.name}"] = file
+        for name in ("rust", ".clippy.toml", ".rustfmt.toml"):
+            added[f"{self._common}/{name}"] = self._source / name
+        for name, origin in added.items():
+            target = self._headers.parent / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            origin.rename(target)
+        # The crates come last: whoever has the kernel crate has everything.
+        names = sorted(added, key=lambda name: (name.endswith(".rmeta"), "libkernel" in name))
+        (self._path / _ADDED).write_text("".join(f"{name}\n" for name in names))
 
 
 def _make(root: BuildRoot, archive: Archive, version: Version, path: Path) -> None:
-    _Maker(root, version, path).make(archive)
+    _DebianMaker(root, version, path).make(archive)
 
 
-def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
-    """Return the build root and a kernel for it; make what is not in the cache.
+def ensure(wanted: str = "", recipe: Recipe = TRIXIE) -> tuple[BuildRoot, Kernel]:
+    """Return a build root and a kernel of Debian for it; make what is not in the cache.
 
     `wanted` is a version, or the whole release; by default it is the newest kernel with Rust.
     """
-    root = buildroot.ensure()
+    root = buildroot.ensure(recipe)
     archive = Archive(root)
-    versions = choose(archive.versions(), wanted)
-    if not versions:
-        raise Failure(f"{buildroot.BACKPORTS} offers no kernel; type 'make update', or set MIRROR")
-    for version in versions:
-        name = f"linux-{version.release}-{cache.key(_RECIPE, version.package, buildroot.name())}"
+    for version in choose(archive.versions(), wanted, recipe.kernels):
+        name = f"linux-{version.release}-{cache.key(_RECIPE, version.package, recipe.name)}"
         make = functools.partial(_make, root, archive, version)
         try:
             path = cache.entry(name, make, space=3 << 30)
@@ -419,13 +340,17 @@ def ensure(wanted: str = "") -> tuple[BuildRoot, Kernel]:
             print(f"    {failure}; trying the next one")
             continue
         return root, Kernel(version.release, path)
-    raise Failure(f"no kernel of {buildroot.BACKPORTS} is built with CONFIG_RUST")
+    raise Failure(f"no kernel of {recipe.kernels} is built with CONFIG_RUST")
 
 
 def _update() -> int:
-    Archive(buildroot.ensure()).update()
-    versions = Archive(buildroot.ensure()).versions()
-    print(f"{buildroot.BACKPORTS} offers {', '.join(version.release for version in versions)}")
+    for recipe in (TRIXIE, TRIXIE_ARM64, SID):
+        # The others are there if the matrix has been run.
+        if recipe == TRIXIE or (cache.directory() / recipe.name).exists():
+            archive = Archive(buildroot.ensure(recipe))
+            archive.update()
+            offered = ", ".join(version.release for version in archive.versions())
+            print(f"{recipe.kernels} offers {offered or 'no kernel'}")
     return 0
 
 

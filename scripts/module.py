@@ -77,7 +77,7 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
 def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     """Run Kbuild for the external module in `path` and return what it printed."""
     make = ["make", "-C", kernel.headers, f"M={path}", f"-j{os.cpu_count() or 1}"]
-    make += [f"IB_CORE={kernel.ib_core}", f"OFED_DIR={kernel.ofed or ''}", *arguments]
+    make += [*kernel.make, f"IB_CORE={kernel.ib_core}", f"OFED_DIR={kernel.ofed or ''}", *arguments]
     command = root.command(
         make,
         writable=[PROJECT],

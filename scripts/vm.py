@@ -28,9 +28,9 @@ from report import Failure
 
 _INIT = Path(__file__).parent / "guest-init.sh"
 
-# The guest's programs, by their paths in the build root.
+# The guest's programs, by their paths.
 _STATIC = "/usr/bin/busybox"
-_DYNAMIC = ("/usr/bin/dash", "/usr/bin/kmod", "/usr/sbin/ip", "/usr/bin/rdma")
+_DYNAMIC = ("/usr/bin/dash", "/usr/bin/kmod", "/usr/bin/ip", "/usr/bin/rdma")
 
 # A line of the kernel log that no run may have.
 SPLAT = re.compile(
@@ -84,6 +84,7 @@ class Vm:
     ) -> None:
         """Prepare a guest with `files` (name there: file here); `log` takes its kernel log."""
         self._root = root
+        self._arch = root.recipe.arch
         self._kernel = kernel
         self._files = files
         self._log_path = log
@@ -145,6 +146,24 @@ class Vm:
         log = tuple(self._lines[start:stop])
         return Result(script, int(status), base64.b64decode(output).decode(errors="replace"), log)
 
+    def _libraries(self) -> set[str]:
+        """Return the paths of what the guest's dynamic programs are linked with.
+
+        They are read, not run: they may be of another architecture.
+        """
+        found: set[str] = set()
+        files = set(_DYNAMIC)
+        while files:
+            command: list[str | Path] = ["readelf", "--wide", "--program-headers", "--dynamic"]
+            command += [self._root.guest / file.lstrip("/") for file in files]
+            text = self._root.output(command, readable=[self._root.guest])
+            files = {f"/usr{path}" for path in re.findall(r"program interpreter: (.*)\]", text)}
+            for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text):
+                files.add(f"/usr/lib/{self._arch.triplet}/{name}")
+            files -= found
+            found |= files
+        return found
+
     def _archive(self) -> Path:
         """Make the guest's initramfs."""
         tree = self._directory / "tree"
@@ -154,11 +173,10 @@ class Vm:
         for name in ("bin", "sbin"):
             (tree / name).symlink_to("usr/bin")
         (tree / "lib64").symlink_to("usr/lib64")
-        libraries = re.findall(r"(/\S+) \(0x", self._root.output(["ldd", *_DYNAMIC]))
-        for name in (_STATIC, *_DYNAMIC, *sorted(set(libraries))):
-            target = tree / name.replace("/sbin/", "/bin/").lstrip("/")
+        for name in (_STATIC, *_DYNAMIC, *self._libraries()):
+            target = tree / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(self._root.path / name.lstrip("/"), target)
+            shutil.copy(self._root.guest / name.lstrip("/"), target)
         # busybox, which takes all other names, leaves alone what is there.
         (tree / "usr/bin/sh").symlink_to("dash")
         for name in ("insmod", "lsmod", "modinfo", "modprobe", "rmmod"):
@@ -179,14 +197,15 @@ class Vm:
         if kvm and not os.access("/dev/kvm", os.R_OK | os.W_OK):
             raise Failure("ACCEL=kvm: /dev/kvm is missing or not yours to use; leave ACCEL out")
         parameters = [
-            *("console=ttyS0", "ignore_loglevel", "printk.devkmsg=on", "panic=-1"),
+            *(f"console={self._arch.console}", "ignore_loglevel", "printk.devkmsg=on", "panic=-1"),
             # What only says that the emulation is slow.
             *("nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
         ]
-        command = [
-            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot"),
+        command: list[str | Path] = [
+            *(*self._arch.qemu, "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-accel", self._accelerator),
-            *("-cpu", "host" if kvm else "max", "-smp", f"{self._processors}", "-m", self._memory),
+            *("-cpu", "host" if kvm else self._arch.cpu),
+            *("-smp", f"{self._processors}", "-m", self._memory),
             *("-kernel", self._kernel.image, "-initrd", self._archive()),
             *("-append", " ".join(parameters)),
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),

@@ -10,12 +10,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import archive
 import buildroot
 import cache
 import kernel
 import pytest
 import vm
-from kernel import Version
+from archive import Version
 from module import PROJECT
 from report import Failure
 
@@ -220,12 +221,12 @@ VERSIONS = [
 @pytest.mark.parametrize("wanted", ["7.2.12", " 7.2.12 ", "7.2.12+deb13", "7.2.12+deb13-amd64"])
 def test_chosen_kernel(wanted: str) -> None:
     """A kernel can be named by its version or by its release."""
-    assert kernel.choose(VERSIONS, wanted) == [VERSIONS[1]]
+    assert archive.choose(VERSIONS, wanted, "trixie-backports") == [VERSIONS[1]]
 
 
 def test_default_kernel() -> None:
     """By default the newest is tried first, by number and not by letter."""
-    assert kernel.choose(VERSIONS, "") == VERSIONS
+    assert archive.choose(VERSIONS, "", "trixie-backports") == VERSIONS
     assert sorted(VERSIONS, key=lambda version: version.order, reverse=True) == VERSIONS
 
 
@@ -233,7 +234,7 @@ def test_default_kernel() -> None:
 def test_unknown_kernel(wanted: str) -> None:
     """A kernel that the suite does not offer is refused, with those that it offers."""
     with pytest.raises(Failure, match=r"trixie-backports offers 7\.3\.4, 7\.2\.12, 7\.2\.9"):
-        kernel.choose(VERSIONS, wanted)
+        archive.choose(VERSIONS, wanted, "trixie-backports")
 
 
 def test_source_package() -> None:
