@@ -54,6 +54,10 @@ smoke:
 test:
 	@$(SCRIPT)/venv.py pytest --numprocesses=auto $(TESTS)
 
+.PHONY: matrix
+matrix:
+	@$(SCRIPT)/matrix.py $(ROWS)
+
 .PHONY: check
 check:
 	@$(SCRIPT)/venv.py scripts/check.py
@@ -74,6 +78,7 @@ distclean: clean
 help:
 	@echo 'On any machine, in QEMU, without RDMA hardware:'
 	@echo '  smoke            show the module at work on a Debian kernel'
+	@echo '  matrix           smoke on every kind of kernel (ROWS="sid arm64": on some)'
 	@echo '  test             run every scenario, each in a virtual machine of its own'
 	@echo '  check            formatting and lints, of Rust, shell and Python'
 	@echo '  update           look for newer kernels in Debian'

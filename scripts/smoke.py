@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import kernel
 import module
+from buildroot import BuildRoot
+from kernel import Kernel
 from report import Failure, Step, main, step
 from vm import SPLAT, Result, Vm
 
@@ -74,10 +77,45 @@ _STEPS: tuple[tuple[str, str, Callable[[Result], bool]], ...] = (
 )
 
 
-def _show(result: Result) -> None:
+STEPS = len(_STEPS)
+
+
+def _show(title: str, result: Result) -> None:
+    print(f"==> {title}")
     print(f"    # {result.script}")
     for line in (*result.output.splitlines(), *result.log):
         print(f"    {line}")
+
+
+def perform(
+    root: BuildRoot,
+    chosen: Kernel,
+    ko: Path,
+    log: Path,
+    accelerator: str = "tcg",
+    show: Callable[[str, Result], None] = lambda _title, _result: None,
+) -> None:
+    """Go through all steps in a virtual machine; `show` is told of each, `log` is the kernel's."""
+    booting = Step("Booting the kernel in QEMU")
+    with Vm(root, chosen, {"krdma_smoke.ko": ko}, log=log, accelerator=accelerator) as vm:
+        setup = vm.run(
+            f"set -e; modprobe rdma_rxe; ip link add net0 type dummy\nip link set net0 up; {_ADD}"
+        )
+        if setup.status != 0:
+            raise Failure(f"the guest has no soft-RoCE device: {setup.output.strip()}")
+        booting.done()
+        wrong = []
+        for title, script, right in _STEPS:
+            result = vm.run(script)
+            splats = [line for line in result.log if SPLAT.search(line)]
+            show(title, result)
+            if result.status != 0 or not right(result) or splats:
+                wrong.append(title)
+                print(f"    NOT as it should be (exit status {result.status})")
+        if splats := vm.splats():
+            wrong.append(f"the kernel log has {len(splats)} bad lines, the first: {splats[0]}")
+    if wrong:
+        raise Failure(f"smoke failed: {'; '.join(wrong)} (kernel log: {log})")
 
 
 def _smoke() -> int:
@@ -93,35 +131,8 @@ def _smoke() -> int:
         if "warning" in built.messages:
             progress.say(built.messages)
     log = module.directory(chosen) / "smoke.log"
-    booting = Step("Booting the kernel in QEMU")
-    with Vm(
-        root,
-        chosen,
-        {"krdma_smoke.ko": built.ko},
-        log=log,
-        accelerator=accelerator,
-    ) as vm:
-        setup = vm.run(
-            f"set -e; modprobe rdma_rxe; ip link add net0 type dummy\nip link set net0 up; {_ADD}"
-        )
-        if setup.status != 0:
-            raise Failure(f"the guest has no soft-RoCE device: {setup.output.strip()}")
-        booting.done()
-        wrong = []
-        for title, script, right in _STEPS:
-            result = vm.run(script)
-            splats = [line for line in result.log if SPLAT.search(line)]
-            good = result.status == 0 and right(result) and not splats
-            print(f"==> {title}")
-            _show(result)
-            if not good:
-                wrong.append(title)
-                print(f"    NOT as it should be (exit status {result.status})")
-        if splats := vm.splats():
-            wrong.append(f"the kernel log has {len(splats)} bad lines, the first: {splats[0]}")
-    if wrong:
-        raise Failure(f"smoke failed: {'; '.join(wrong)} (kernel log: {log})")
-    print(f"smoke success: all {len(_STEPS)} steps as they should be, kernel log clean ({log})")
+    perform(root, chosen, built.ko, log, accelerator, _show)
+    print(f"smoke success: all {STEPS} steps as they should be, kernel log clean ({log})")
     return 0
 
 
