@@ -61,9 +61,9 @@ def _check() -> int:
     with step("clippy and the warnings of W=1") as progress:
         # An object that is up to date would not be compiled, and nothing be said.
         (module.directory(chosen, "check") / "krdma_smoke.o").unlink(missing_ok=True)
-        messages = module.build(root, chosen, "W=1", "CLIPPY=1", variant="check").messages
-        if "warning" in messages:
-            progress.say(messages)
+        built = module.build(root, chosen, "W=1", "CLIPPY=1", variant="check")
+        if built.warned:
+            progress.say(built.messages)
             wrong.append("clippy or W=1")
     with step("no panic path in the object"):
         ko = module.build(root, chosen).ko

@@ -91,7 +91,7 @@ def _build(root: BuildRoot, chosen: Kernel) -> module.Built:
     cache.remove(module.directory(chosen, "matrix"))
     with step("Building the module") as progress:
         built = module.build(root, chosen, variant="matrix")
-        if "warning" in built.messages:
+        if built.warned:
             progress.say(built.messages)
             raise Failure("the module builds with a warning, see above")
     return built

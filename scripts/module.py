@@ -31,6 +31,11 @@ class Built:
     messages: str
     """What Kbuild and the compilers printed."""
 
+    @property
+    def warned(self) -> bool:
+        """Whether there was a warning; modpost's are in capitals."""
+        return "warning" in self.messages.lower()
+
 
 # What the names of functions that panic have in common, in whichever crate they are.
 _PANIC = re.compile(r"panic|_fail")

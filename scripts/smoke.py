@@ -128,7 +128,7 @@ def _smoke() -> int:
     )
     with step("Building the module") as progress:
         built = module.build(root, chosen)
-        if "warning" in built.messages:
+        if built.warned:
             progress.say(built.messages)
     log = module.directory(chosen) / "smoke.log"
     perform(root, chosen, built.ko, log, accelerator, _show)

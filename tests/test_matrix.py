@@ -119,6 +119,19 @@ def test_compilers(text: str, name: str) -> None:
     assert matrix.compilers(config) == ("1.85.1", "0.71.1", name)
 
 
+@pytest.mark.parametrize(
+    ("messages", "warned"),
+    [
+        ("  RUSTC [M] krdma_smoke.o\nwarning: unused variable", True),
+        ("WARNING: modpost: missing MODULE_DESCRIPTION() in krdma_smoke.o", True),
+        ("  RUSTC [M] krdma_smoke.o\n  LD [M]  krdma_smoke.ko", False),
+    ],
+)
+def test_warnings(messages: str, warned: bool) -> None:
+    """The warnings of compilers and of modpost are seen."""
+    assert Built(Path("krdma_smoke.ko"), messages).warned == warned
+
+
 def test_chosen_rows() -> None:
     """Rows are chosen by a part of their names."""
     assert matrix.chosen_rows([]) == list(matrix.ROWS)
