@@ -9,11 +9,10 @@ KDIR ?= /lib/modules/$(KVER)/build
 KBUILD := $(MAKE) -C $(KDIR) M=$(CURDIR) $(foreach tool,RUSTC BINDGEN,$(if $($(tool)),$(tool)=$($(tool))))
 SCRIPT := scripts/host-tools.sh && python3 -B scripts
 
-# Prints which tree of OFED is to be built with, if any.
+# Prints what Kbuild has to be told of the ib_core to build for.
 FIND := python3 -B scripts/ib_core.py find "$$KVER" "$$KDIR"
 
 # Quoted by the shell, whatever is in them.
-load: export DEVICE := $(DEVICE)
 modules clean headers: export KVER := $(KVER)
 modules clean headers: export KDIR := $(KDIR)
 
@@ -23,12 +22,12 @@ all: modules
 .PHONY: modules
 modules:
 	@scripts/preflight.sh "$$KVER" "$$KDIR"
-	+@ofed=$$($(FIND)) && \
-		$(KBUILD) OFED_DIR="$$ofed" modules
+	+@ib_core=$$($(FIND)) && $(KBUILD) $$ib_core modules
 
+# An empty DEVICE stands for every one, none for the default.
 .PHONY: load
 load:
-	@scripts/load.sh krdma_smoke.ko $${DEVICE:+"rdma_dev_name=$$DEVICE"}
+	@scripts/load.sh krdma_smoke.ko $${DEVICE+"rdma_dev_name=$$DEVICE"}
 
 .PHONY: modules_install
 modules_install:

@@ -66,7 +66,7 @@ pub(crate) mod ib_core {
 
                 assert!(
                     core::mem::offset_of!($type, $($member).+) == $offset
-                        // SAFETY: It is never called.
+                        // SAFETY: It is not called.
                         && size(|s: *const $type| unsafe { &raw const (*s).$($member).+ }) == $size,
                     concat!(
                         "bindgen and the C compiler lay out ",

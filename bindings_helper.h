@@ -5,5 +5,6 @@
  */
 
 #include <rdma/ib_verbs.h>
-#include <linux/kernel_read_file.h>
+#include <linux/file.h>
+#include <linux/fs.h>
 #include <linux/uaccess.h>

@@ -32,7 +32,8 @@ use verbs::{
     ib_core::{
         self,
         BuiltFor,
-        Comparison, //
+        Comparison,
+        Compatible, //
     },
     Device, //
 };
@@ -68,10 +69,7 @@ impl kernel::InPlaceModule for KrdmaSmoke {
         );
 
         try_pin_init!(Self {
-            _registration <- {
-                check_running_ib_core()?;
-                Registration::new(Watcher::new())
-            },
+            _registration <- Registration::new(check_running_ib_core()?, Watcher::new()),
         })
     }
 }
@@ -82,32 +80,33 @@ impl kernel::InPlaceModule for KrdmaSmoke {
 /// # Errors
 ///
 /// `ENOEXEC`, as for a module that was built for another kernel.
-fn check_running_ib_core() -> Result {
+fn check_running_ib_core() -> Result<Compatible> {
     if !check_ib_core.value() {
         pr_warn!("check_ib_core=0: it is not checked which ib_core is running\n");
-        return Ok(());
+        return Ok(Compatible::by_word_of_user());
     }
 
     match ib_core::compare() {
-        Comparison::Same => {}
+        Comparison::Same(compatible) => Ok(compatible),
         Comparison::Different(running) => {
             pr_err!(
-                "built for ib_core {BuiltFor}, but ib_core {running} is running: run 'make' again, or load with check_ib_core=0 if you know that they are alike\n"
+                "built for ib_core {BuiltFor}, but ib_core {running} is running: \
+                 run 'make' again, or load with check_ib_core=0 if you know that they are alike\n"
             );
-            return Err(ENOEXEC);
+            Err(ENOEXEC)
         }
-        Comparison::NotRecorded => {
+        Comparison::NotRecorded(compatible) => {
             pr_warn!("cannot check which ib_core is running: the build recorded none\n");
+            Ok(compatible)
         }
-        Comparison::NotReadable(error) => {
+        Comparison::NotReadable(compatible, error) => {
             pr_warn!(
                 "cannot check which ib_core is running: its build-id is not readable, ret={}\n",
                 error.to_errno()
             );
+            Ok(compatible)
         }
     }
-
-    Ok(())
 }
 
 #[pinned_drop]
@@ -177,6 +176,17 @@ impl Client for Watcher {
         Ok(self.consider(device, name))
     }
 
+    fn left_alone(&self) {
+        pr_err!(
+            "an RDMA device is laid out in another way than those of the ib_core this module was \
+             built for ({BuiltFor}); it is left alone; build the module again\n"
+        );
+
+        if let Some(roll_call) = &mut *self.roll_call.lock() {
+            roll_call.left_alone = roll_call.left_alone.saturating_add(1);
+        }
+    }
+
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>) {
         pr_info!("RDMA device renamed to {}\n", Printable(name));
 
@@ -201,13 +211,15 @@ impl Client for Watcher {
             return;
         }
 
-        if target.is_empty() {
-            pr_notice!("no RDMA device yet, waiting for one\n");
-        } else {
+        if !target.is_empty() {
             pr_notice!(
                 "no RDMA device is named {}, waiting for it (there are: {roll_call})\n",
                 Printable(target)
             );
+        } else if roll_call.left_alone == 0 {
+            pr_notice!("no RDMA device yet, waiting for one\n");
+        } else {
+            pr_notice!("no RDMA device that can be used, waiting for one\n");
         }
     }
 }
@@ -222,6 +234,8 @@ struct RollCall {
     names: [Option<CString>; 8],
     /// How many more there were.
     others: usize,
+    /// How many there were whose names cannot be told.
+    left_alone: usize,
 }
 
 impl RollCall {
@@ -255,6 +269,10 @@ impl fmt::Display for RollCall {
 
         if self.others > 0 {
             f.write_fmt(fmt!(" and {} more", self.others))?;
+        }
+
+        if self.left_alone > 0 {
+            f.write_fmt(fmt!(" and {} left alone", self.left_alone))?;
         }
 
         Ok(())

@@ -3,25 +3,25 @@
  * How the C compiler lays out what the Rust code touches of ib_core. It is
  * compiled to assembly only; scripts/ib_core.py compares it with the bindings
  * and with the types of ib_core itself.
- *
- * A member of an anonymous member goes by bindgen's name for that.
  */
 
 #include <linux/kbuild.h>
 
 #include "bindings_helper.h"
 
-#define LAYOUT(name, offset, size) \
-	asm volatile("\n.ascii \"->" #name " %0 %1\"" : : "i" (offset), "i" (size))
+#define LAYOUT(kind, name, offset, size)				\
+	asm volatile("\n.ascii \"->" kind " " #name " %0 %1\""		\
+		     : : "i" (offset), "i" (size))
 
-#define STRUCT(type) LAYOUT(type, 0, sizeof(struct type))
+#define STRUCT(type) LAYOUT("struct", type, 0, sizeof(struct type))
 
 #define MEMBER(type, member)						\
-	LAYOUT(type.member, offsetof(struct type, member),		\
+	LAYOUT("member", type.member, offsetof(struct type, member),	\
 	       sizeof_field(struct type, member))
 
-#define ANONYMOUS_MEMBER(type, outer, member)				\
-	LAYOUT(type.outer.member, offsetof(struct type, member),	\
+/* One that is inside an anonymous one, for which bindgen makes up a name. */
+#define INNER_MEMBER(type, member)					\
+	LAYOUT("inner", type.member, offsetof(struct type, member),	\
 	       sizeof_field(struct type, member))
 
 int main(void)
@@ -34,7 +34,7 @@ int main(void)
 
 	MEMBER(ib_device, name);
 	MEMBER(ib_device, num_comp_vectors);
-	ANONYMOUS_MEMBER(ib_device, __bindgen_anon_1, dev);
+	INNER_MEMBER(ib_device, dev);
 	MEMBER(device, kobj);
 	MEMBER(kobject, name);
 

@@ -22,17 +22,40 @@ use kernel::{
     },
 };
 
-/// The value of a parameter, of the type that its `kernel_param_ops` works on.
+/// A type that a parameter can have.
+///
+/// # Safety
+///
+/// `OPS` must work on a value of this type.
+pub(crate) unsafe trait Kind {
+    /// How C parses, prints and frees the value.
+    const OPS: *const kernel_param_ops;
+}
+
+/// The value of a string parameter.
+pub(crate) type Charp = *const c_char;
+
+// SAFETY: `param_set_charp()` and its like work on a `char *`.
+unsafe impl Kind for Charp {
+    const OPS: *const kernel_param_ops = &raw const bindings::param_ops_charp;
+}
+
+// SAFETY: `param_set_bool()` and its like work on a `bool`, to which they write 0 or 1.
+unsafe impl Kind for bool {
+    const OPS: *const kernel_param_ops = &raw const bindings::param_ops_bool;
+}
+
+/// The value of a parameter.
 ///
 /// # Invariants
 ///
-/// A pointer is to a NUL-terminated string that lives as long as the module.
+/// A [`Charp`] points to a NUL-terminated string that lives as long as the module.
 #[repr(transparent)]
-pub(crate) struct Parameter<T>(UnsafeCell<T>);
+pub(crate) struct Parameter<T: Kind>(UnsafeCell<T>);
 
 // SAFETY: The `set` of the `kernel_param_ops` writes the value while the module's arguments are
 // parsed, before any other code of the module runs. With the permission 0444 nobody writes it later.
-unsafe impl<T> Sync for Parameter<T> {}
+unsafe impl<T: Kind> Sync for Parameter<T> {}
 
 impl Parameter<bool> {
     /// Makes the parameter with the value that it has when it is not given.
@@ -47,7 +70,7 @@ impl Parameter<bool> {
     }
 }
 
-impl Parameter<*const c_char> {
+impl Parameter<Charp> {
     /// Makes the parameter with the value that it has when it is not given.
     pub(crate) const fn new(default: &'static CStr) -> Self {
         // INVARIANT: The default is such a string.
@@ -64,16 +87,15 @@ impl Parameter<*const c_char> {
     }
 }
 
-/// Makes the entry of a parameter in the section `__param`; `ops` are those for a `T`.
-pub(crate) const fn kernel_param<T>(
+/// Makes the entry of a parameter in the section `__param`.
+pub(crate) const fn kernel_param<T: Kind>(
     name: &'static CStr,
-    ops: *const kernel_param_ops,
     parameter: &'static Parameter<T>,
 ) -> KernelParam {
     KernelParam::new(bindings::kernel_param {
         name: as_char_ptr_in_const_context(name),
         mod_: (&raw const bindings::__this_module).cast_mut(),
-        ops,
+        ops: T::OPS,
         perm: 0o444,
         // Not a parameter of an initcall level, as in `module_param()`.
         level: -1,
@@ -104,16 +126,15 @@ pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
 macro_rules! parameter {
     ($name:ident: charp = $default:literal, $description:literal) => {
         $crate::param::parameter!(
-            @ $name, "charp", *const ::kernel::prelude::c_char, param_ops_charp,
-            $default, $description
+            @ $name, "charp", $crate::param::Charp, $default, $description
         );
     };
     ($name:ident: bool = $default:literal, $description:literal) => {
         $crate::param::parameter!(
-            @ $name, "bool", bool, param_ops_bool, $default, $description
+            @ $name, "bool", bool, $default, $description
         );
     };
-    (@ $name:ident, $kind:literal, $type:ty, $ops:ident, $default:literal, $description:literal) => {
+    (@ $name:ident, $kind:literal, $type:ty, $default:literal, $description:literal) => {
         #[expect(non_upper_case_globals, reason = "named as the user types it")]
         static $name: $crate::param::Parameter<$type> =
             $crate::param::Parameter::<$type>::new($default);
@@ -127,7 +148,6 @@ macro_rules! parameter {
             #[used(compiler)]
             static KERNEL_PARAM: ::kernel::module_param::KernelParam = $crate::param::kernel_param(
                 $crate::param::name(::core::concat!(::core::stringify!($name), "\0")),
-                &raw const ::kernel::bindings::$ops,
                 &$name,
             );
         };

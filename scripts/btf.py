@@ -32,14 +32,14 @@ class Types:
     def _size(self, number: int) -> int | None:
         """Return the size of a type."""
         item = self._by_id[number]
-        match item["kind"]:
-            case "PTR":
-                return 8
-            case "ARRAY":
-                size = self._size(item["type_id"])
-                return None if size is None else size * int(item["nr_elems"])
-            case "TYPEDEF" | "CONST" | "VOLATILE" | "RESTRICT" | "TYPE_TAG":
-                return self._size(item["type_id"])
+        kind = item["kind"]
+        if kind == "PTR":
+            return 8
+        if kind == "ARRAY":
+            size = self._size(item["type_id"])
+            return None if size is None else size * int(item["nr_elems"])
+        if kind in ("TYPEDEF", "CONST", "VOLATILE", "RESTRICT", "TYPE_TAG"):
+            return self._size(item["type_id"])
         size = item.get("size")
         return None if size is None else int(size)
 

@@ -5,10 +5,11 @@ MLNX_OFED and DOCA-OFED replace the kernel's own ib_core by one with other struc
 of the one and the other lie side by side, and nothing in the kernel notices a module that was built
 with the wrong ones; so the build has to.
 
-    ib_core.py find KVER KDIR     print the OFED tree to build with, or nothing for the kernel's own
-    ib_core.py record KVER ...    check a build, and print the Rust source that tells what it is for
+    ib_core.py find KVER KDIR       print what Kbuild has to be told: OFED_DIR= and IB_CORE=
+    ib_core.py digest KVER ...      print a digest of everything that the build depends on
+    ib_core.py record KVER ...      check a build, and write the Rust source that says what for
 
-`find` reads OFED_DIR, IB_CORE and ARCH of the environment; `record` is run by Kbuild (see there).
+`find` reads OFED_DIR, IB_CORE and ARCH of the environment; Kbuild runs the others (see there).
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ _TREE = {
 # What Kbuild would take for something else in the name of a file.
 _SPECIAL = re.compile(r"[\s'\"$#:%\\;&()*?<>|`]")
 
-# Where a kernel's own ib_core is.
-_IN_TREE = "/kernel/drivers/infiniband/core/"
-
 # A function that is exported by ib_core and by nobody else.
 _EXPORT = "ib_register_client"
 
@@ -62,12 +60,38 @@ def _output(*command: str | Path) -> str | None:
         return None
 
 
+BUILT_IN = Path("(builtin)")
+
+
 def would_be_loaded(release: str) -> Path | None:
-    """Return the file of the ib_core that modprobe takes for a kernel, if there is one."""
-    # Often below /sbin, which a user's PATH lacks.
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    """Return the file of the ib_core that modprobe takes for a kernel, if there is one.
+
+    `BUILT_IN` stands for one that is part of the kernel.
+    """
     name = (_output("modinfo", "-k", release, "-n", "ib_core") or "").strip()
-    return Path(name) if name.startswith("/") else None
+    return Path(name) if name.startswith(("/", f"{BUILT_IN}")) else None
+
+
+def _named(module: str, release: str) -> Path | None:
+    """Return the ib_core to run with: the one that is named, or else what would be loaded."""
+    if not module:
+        return would_be_loaded(release)
+    if module == "none":
+        return None
+    if module != f"{BUILT_IN}" and not Path(module).is_file():
+        raise Mismatch(f"IB_CORE={module} is no file; leave it out, or name an ib_core.ko")
+    return Path(module)
+
+
+def _is_own(module: Path) -> bool:
+    """Tell whether a file of ib_core was built with the kernel, wherever it lies now."""
+    return module == BUILT_IN or (_output("modinfo", "-F", "intree", module) or "").strip() == "Y"
+
+
+def _own_ib_core(release: str) -> Path | None:
+    """Return the kernel's own ib_core, where another one would be loaded."""
+    directory = Path("/lib/modules") / release / "kernel/drivers/infiniband/core"
+    return next((file for file in directory.glob("ib_core.ko*") if _is_own(file)), None)
 
 
 def _machine() -> str:
@@ -77,8 +101,20 @@ def _machine() -> str:
     return names.get(arch, arch)
 
 
-def _check_tree(tree: Path, release: str) -> None:
-    """Make sure that an OFED tree is complete, and of a kernel."""
+def _kernel_of(tree: Path) -> str | None:
+    """Return which kernel an OFED tree is for, if it says so."""
+    configured = tree / "configure.mk.kernel"
+    if configured.is_file():
+        found = re.search(r"^KVERSION\s*:?=\s*(\S+)", configured.read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    # The last part of the path, if it looks like a release at all.
+    return tree.name if re.match(r"\d+\.\d+", tree.name) else None
+
+
+def _check_tree(tree: Path, releases: Sequence[str], *, named: bool) -> None:
+    """Make sure that an OFED tree is complete, and of one of the kernels."""
+    release = releases[0]
     if _SPECIAL.search(f"{tree}"):
         raise Mismatch(
             f"Kbuild cannot use '{tree}', whose name has a space or a special character; move it"
@@ -93,14 +129,13 @@ def _check_tree(tree: Path, release: str) -> None:
                 f"the OFED tree {tree} {fault} ({name} {what}); reinstall OFED's kernel modules"
                 f" for {release}, or set OFED_DIR to the tree of that kernel"
             )
-    configured = tree / "configure.mk.kernel"
-    if configured.is_file():
-        found = re.search(r"^KVERSION\s*:?=\s*(\S+)", configured.read_text(), re.MULTILINE)
-        kernel = found[1] if found else None
-    else:
-        # The last part of the path, if it looks like a release at all.
-        kernel = tree.name if re.match(r"\d+\.\d+", tree.name) else None
-    if kernel not in (None, release):
+    kernel = _kernel_of(tree)
+    if kernel is None and not named:
+        raise Mismatch(
+            f"the OFED tree {tree} does not say which kernel it is for; set OFED_DIR to it if that"
+            f" is {release}"
+        )
+    if kernel not in (None, *releases):
         raise Mismatch(
             f"the OFED tree {tree} is for Linux {kernel}, not for {release}; install OFED's kernel"
             f" modules for {release}, or set OFED_DIR to their tree"
@@ -112,27 +147,18 @@ def _check_tree(tree: Path, release: str) -> None:
         )
 
 
-def find(release: str) -> Path | None:
-    """Return the OFED tree to build with for a kernel; `None` stands for the kernel's own ib_core.
-
-    Never falls back from one to the other: a tree that is not whole is an error.
-    """
-    wanted = os.environ.get("OFED_DIR", "").strip()
-    if wanted == "none":
-        return None
-    module = os.environ.get("IB_CORE")
-    loaded = Path(module) if module else would_be_loaded(release)
-    own = loaded is not None and _IN_TREE in f"{loaded}"
-    if wanted:
-        tree = Path(wanted).resolve()
-        _check_tree(tree, release)
-        return tree
+def _search(releases: Sequence[str], loaded: Path | None) -> Path | None:
+    """Return OFED's tree for a kernel, from where OFED puts it."""
+    own = loaded is not None and _is_own(loaded)
     places = [
-        _SOURCES / "ofa_kernel" / _machine() / release,
-        _SOURCES / "ofa_kernel-dkms" / _machine() / release,
-        _SOURCES / "ofa_kernel" / release,
-        # A link that is turned to whichever kernel OFED was installed for last.
-        _SOURCES / "ofa_kernel/default",
+        _SOURCES / directory / _machine() / release
+        for release in releases
+        for directory in ("ofa_kernel", "ofa_kernel-dkms")
+    ]
+    # Before OFED 5.5. `default` may be a link, to the tree of whichever kernel came last.
+    places += [
+        _SOURCES / "ofa_kernel" / name
+        for name in (*releases, releases[0].rpartition("-")[2], "default")
     ]
     for place in places:
         if not place.is_symlink() and not place.exists():
@@ -141,26 +167,52 @@ def find(release: str) -> Path | None:
             raise Mismatch(f"{place} leads to {place.readlink()}, which is missing; reinstall OFED")
         tree = place.resolve()
         try:
-            _check_tree(tree, release)
+            _check_tree(tree, releases, named=False)
         except Mismatch as mismatch:
             # Whoever has OFED for other kernels only.
-            if own and place.name == "default":
+            if own and place.parent.name == "ofa_kernel":
                 continue
             link = f" (found as {place})" if tree != place else ""
             raise Mismatch(f"{mismatch}{link}; OFED_DIR=none takes the kernel's headers") from None
         if own:
             raise Mismatch(
-                f"OFED's tree {tree} is there, but Linux {release} would load its own ib_core"
-                f" ({loaded}); OFED_DIR=none builds for that one, OFED_DIR={tree} for OFED's"
+                f"OFED's tree {tree} is there, but Linux {releases[0]} would load its own ib_core"
+                f" ({loaded}); OFED_DIR=none builds for that one"
             )
         return tree
     if loaded is not None and not own:
         raise Mismatch(
-            f"the ib_core of {release} is {loaded}, not the kernel's own, and there is no OFED tree"
-            f" to build with ({places[0]}); install OFED's development package for this kernel, or"
-            " set OFED_DIR"
+            f"the ib_core of {releases[0]} is {loaded}, not the kernel's own, and there is no OFED"
+            f" tree to build with ({places[0]}); install OFED's development package for this"
+            " kernel, or set OFED_DIR"
         )
     return None
+
+
+def find(release: str) -> tuple[Path | None, Path | None]:
+    """Return the OFED tree to build with for a kernel, and the ib_core to run with.
+
+    Without a tree it is the kernel's own ib_core. Never falls back from one to the other: a tree
+    that is not whole is an error.
+    """
+    wanted = os.environ.get("OFED_DIR", "").strip()
+    named = os.environ.get("IB_CORE", "").strip()
+    loaded = _named(named, release)
+    if wanted == "none":
+        if loaded is not None and not named and not _is_own(loaded):
+            loaded = _own_ib_core(release)
+        return None, loaded
+    releases = [release]
+    if loaded is not None:
+        # What SLES and RHEL have in weak-updates is a link to a module for another kernel.
+        found = re.match(r"(?:/usr)?/lib/modules/([^/]+)/", f"{loaded.resolve()}")
+        if found and found[1] != release:
+            releases.append(found[1])
+    if wanted:
+        tree = Path(wanted).resolve()
+        _check_tree(tree, releases, named=True)
+        return tree, loaded
+    return _search(releases, loaded), loaded
 
 
 def _exports(symvers: Path, suffix: str = "/ib_core") -> set[str]:
@@ -171,67 +223,81 @@ def _exports(symvers: Path, suffix: str = "/ib_core") -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What Kbuild has made so far, and with what."""
+    """What is built, and with what; the fields are the options of the command line."""
 
     release: str
-    layout: Path
-    """`layout.s`, what the C compiler says of the structures."""
-    outputs: Sequence[Path]
-    """The files whose dependencies Kbuild knows."""
     kernel: Path
     """The kernel's build tree, with `Module.symvers` and perhaps `vmlinux`."""
     source: Path
     """The kernel's source tree, or the common part of its headers."""
     ofed: Path | None
-    symvers: Sequence[Path]
-    """KBUILD_EXTRA_SYMBOLS."""
     module: Path | None
     """The ib_core that the module is to run with."""
+    symvers: Sequence[Path]
+    """KBUILD_EXTRA_SYMBOLS."""
+    layout: Path
+    """`layout.s`, what the C compiler says of the structures."""
+    bindings: Path
     readelf: str
     nm: str
     objcopy: str
     bpftool: str
+    output: Path
+
+    @property
+    def include(self) -> Path:
+        """Where the headers have to come from."""
+        return (self.ofed or self.source) / "include"
 
 
-def _header(output: Path) -> Path:
-    """Return which `rdma/ib_verbs.h` was read for an output, by Kbuild's note of it."""
-    command = (output.parent / f".{output.name}.cmd").read_text()
-    found: set[str] = {name for name in re.findall(r"\S+", command) if name.endswith(f"/{_HEADER}")}
-    if len(found) != 1:
-        raise Mismatch(f"{output.name} was made of {len(found)} files {_HEADER}: {sorted(found)}")
-    return (output.parent / found.pop()).resolve()
+def digest(build: Build) -> str:
+    """Return a digest of everything that a build depends on and that may change unnoticed."""
+    files = [
+        *sorted((build.include / "rdma").glob("*.h")),
+        *((build.ofed / name for name in _TREE) if build.ofed else ()),
+        *(file for file in (*build.symvers, build.kernel / "Module.symvers") if file.is_file()),
+        *([build.module] if build.module and build.module.is_file() else ()),
+    ]
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
 
 
-def _check_headers(build: Build) -> Path:
-    """Make sure that the right headers were read, and no others; return their directory."""
-    headers = {_header(output) for output in build.outputs}
-    if len(headers) != 1:
-        raise Mismatch(f"more than one {_HEADER} was read: {sorted(map(str, headers))}")
-    include = headers.pop().parent.parent
-    expected = ((build.ofed or build.source) / "include").resolve()
-    if include != expected:
-        raise Mismatch(
-            f"the headers of ib_core were read from {include}, not from {expected};"
-            " set OFED_DIR to the tree that is meant, and leave Kbuild's own flags alone"
-        )
-    return include
+def _check_headers(build: Build) -> None:
+    """Make sure that the right headers were read, and no others."""
+    wanted = ["rdma/ib_verbs.h"] + (["linux/compat-2.6.h"] if build.ofed else [])
+    for output in (build.layout, build.bindings):
+        # Kbuild's note of how the file was made, and of what.
+        command = (output.parent / f".{output.name}.cmd").read_text()
+        for name in wanted:
+            read: set[str] = {word for word in command.split() if word.endswith(f"/{name}")}
+            for file in {(output.parent / word).resolve() for word in read}:
+                if not file.samefile(build.include / name):
+                    raise Mismatch(
+                        f"the headers of ib_core were read from {file.parent.parent}, not from"
+                        f" {build.include}; set OFED_DIR to the tree that is meant, and leave"
+                        " Kbuild's own flags alone"
+                    )
+            if not read:
+                raise Mismatch(f"{output.name} was made without {build.include}/{name}")
 
 
-def _check_symbols(build: Build, include: Path) -> Path:
+def _check_symbols(build: Build) -> Path:
     """Make sure that modpost gets the symbols of the same ib_core; return the file it reads."""
     providers = [file for file in build.symvers if file.is_file() and _EXPORT in _exports(file)]
     if build.ofed is None:
         if providers:
             raise Mismatch(
-                f"the headers of ib_core are the kernel's own ({include}), and its symbols another"
-                f" one's ({providers[-1]}, from KBUILD_EXTRA_SYMBOLS); set OFED_DIR to the tree"
-                " that they belong to, or leave them out"
+                f"the headers of ib_core are the kernel's own ({build.include}), and its symbols"
+                f" another one's ({providers[-1]}, from KBUILD_EXTRA_SYMBOLS); set OFED_DIR to the"
+                " tree that they belong to, or leave them out"
             )
         return build.kernel / "Module.symvers"
     own = build.ofed / "Module.symvers"
     if not providers or providers[-1].resolve() != own.resolve():
         raise Mismatch(
-            f"the headers of ib_core are OFED's ({include}), and its symbols come from"
+            f"the headers of ib_core are OFED's ({build.include}), and its symbols come from"
             f" {providers[-1] if providers else 'the kernel'}; leave KBUILD_EXTRA_SYMBOLS out"
         )
     if _exports(own, "/vmlinux"):
@@ -244,44 +310,47 @@ def _check_symbols(build: Build, include: Path) -> Path:
 
 def _check_module(build: Build, module: Path, unpacked: Path, symvers: Path) -> None:
     """Make sure that the ib_core to run with is the one whose headers and symbols are used."""
-    own = _IN_TREE in f"{module}"
+    own = _is_own(unpacked)
     if build.ofed is None and not own:
         raise Mismatch(
             f"the headers of ib_core are the kernel's own, and the ib_core of {build.release} is"
-            f" {module}; build with 'make', which finds its headers, or set OFED_DIR"
+            f" {module}; build with 'make', which finds its headers, or set OFED_DIR to them"
         )
     if build.ofed is not None and own:
         raise Mismatch(
             f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} would"
             f" load its own ib_core ({module}); OFED_DIR=none builds for that one"
         )
-    exported = set(
-        re.findall(r" __ksymtab_(\S+)", _output(build.nm, unpacked) or ""),
-    )
+    exported = set(re.findall(r" __ksymtab_(\S+)", _output(build.nm, unpacked) or ""))
+    if _EXPORT not in exported:
+        raise Mismatch(f"{build.nm} finds no {_EXPORT} in {module}; is it an ib_core.ko?")
     differing = exported ^ _exports(symvers)
-    if exported and differing:
+    if differing:
         raise Mismatch(
             f"{symvers} is of another build than {module}: only one of them has"
             f" {min(differing)} ({len(differing)} symbols differ)"
         )
 
 
-def _members(layout: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and size of each member, `struct.member`, and of each structure, at 0."""
-    found: dict[str, tuple[int, int]] = {}
-    for name, offset, size in re.findall(r'"->(\S+) [$#]*(\d+) [$#]*(\d+)"', layout.read_text()):
-        found[name] = int(offset), int(size)
-    if not found:
-        raise Mismatch(f"{layout} has no structures in it")
-    return found
+def _members(layout: Path) -> list[tuple[str, str, int, int]]:
+    """Return kind, name, offset and size of each structure, and of each `struct.member`."""
+    text = layout.read_text()
+    lines = re.findall(r'"->(\w+) (\S+) [$#]*(\d+) [$#]*(\d+)"', text)
+    if not lines or len(lines) != text.count('"->'):
+        raise Mismatch(f"{layout} cannot be understood")
+    return [(kind, name, int(offset), int(size)) for kind, name, offset, size in lines]
 
 
-def _check_types(types: btf.Types, members: dict[str, tuple[int, int]], module: Path) -> None:
+def _check_types(
+    types: btf.Types, members: Sequence[tuple[str, str, int, int]], module: Path
+) -> None:
     """Make sure that a module's types are laid out as the headers say."""
-    for name, (offset, size) in members.items():
-        structure, _, path = name.partition(".")
-        member = path.rpartition(".")[2]
-        for layout in types.layouts(structure):
+    for _, name, offset, size in members:
+        structure, _, member = name.partition(".")
+        layouts = list(types.layouts(structure))
+        if not layouts:
+            raise Mismatch(f"the types of {module} have no struct {structure}")
+        for layout in layouts:
             there = layout.get(member)
             if there is None:
                 raise Mismatch(f"struct {structure} of {module} has no member {member}")
@@ -319,30 +388,61 @@ def _fingerprint(build: Build, unpacked: Path) -> str:
         return hashlib.sha256(Path(file.name).read_bytes()).hexdigest()
 
 
-def _rust(members: dict[str, tuple[int, int]], fields: dict[str, str]) -> str:
+def _rust(members: Sequence[tuple[str, str, int, int]], fields: dict[str, str]) -> str:
     """Return the generated source: assertions on the bindings, and what the build is for."""
     lines = ["// Generated by scripts/ib_core.py; layout! is in bindings.rs.", ""]
-    for name, (offset, size) in members.items():
-        lines.append(
-            f"layout!({name}, {offset}, {size});" if "." in name else f"layout!({name}, {size});"
-        )
+    for kind, name, offset, size in members:
+        if kind == "struct":
+            lines.append(f"layout!({name}, {size});")
+        elif kind == "member":
+            lines.append(f"layout!({name}, {offset}, {size});")
+        else:
+            constant = name.replace(".", "_").upper()
+            lines.append(f"pub(crate) const {constant}: usize = {offset};")
     lines.append("")
     for field, value in fields.items():
         lines.append(f'crate::modinfo::modinfo!("ib_core_{field}=", {json.dumps(value)}, "\\0");')
-    lines += [
-        f"pub(crate) const {name}: &str = {json.dumps(fields[name.lower()])};"
-        for name in ("ORIGIN", "VERSION")
-    ]
+    name = " ".join(filter(None, (fields["origin"], fields["version"])))
+    lines.append(f"pub(crate) const NAME: &str = {json.dumps(name)};")
+    lines.append(f"pub(crate) const BUILT_IN: bool = {json.dumps(fields['origin'] == 'built-in')};")
     identity = ", ".join(f"0x{byte:02x}" for byte in bytes.fromhex(fields["build_id"]))
     value = f"Some(&[{identity}])" if identity else "None"
     lines.append(f"pub(crate) const BUILD_ID: Option<&[u8]> = {value};")
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _record_module(
+    build: Build,
+    module: Path,
+    symvers: Path,
+    members: Sequence[tuple[str, str, int, int]],
+    fields: dict[str, str],
+) -> str:
+    """Check the ib_core to run with, and fill in what it says; return what was compared."""
+    with tempfile.TemporaryDirectory() as directory:
+        unpacked = _unpack(module, Path(directory))
+        _check_module(build, module, unpacked, symvers)
+        notes = _output(build.readelf, "-n", unpacked) or ""
+        found = re.search(r"Build ID: ([0-9a-f]+)", notes)
+        if not found:
+            raise Mismatch(f"{build.readelf} finds no build-id in {module}")
+        fields["build_id"] = found[1]
+        fields["btf"] = _fingerprint(build, unpacked)
+        if build.ofed is not None:
+            version = _output("modinfo", "-F", "version", unpacked) or _output("ofed_info", "-s")
+            fields["version"] = re.sub(r"[^ -~]", "", version or "").strip().rstrip(":")
+        try:
+            types = btf.types(unpacked, build.kernel, build.release, build.bpftool)
+            _check_types(types, members, module)
+        except btf.NoTypes as reason:
+            return f"types not compared with {module}: {reason}"
+        return f"types as in {module}"
 
 
 def record(build: Build) -> str:
     """Check what Kbuild has made so far; return the generated source."""
-    include = _check_headers(build)
-    symvers = _check_symbols(build, include)
+    _check_headers(build)
+    symvers = _check_symbols(build)
     members = _members(build.layout)
     fields = {
         "origin": "in-tree" if build.ofed is None else "OFED",
@@ -350,72 +450,59 @@ def record(build: Build) -> str:
         "build_id": "",
         "btf": "",
     }
-    compared = "nothing to compare its types with"
-    if build.module is not None:
-        with tempfile.TemporaryDirectory() as directory:
-            unpacked = _unpack(build.module, Path(directory))
-            _check_module(build, build.module, unpacked, symvers)
-            notes = _output(build.readelf, "-n", unpacked) or ""
-            if found := re.search(r"Build ID: ([0-9a-f]+)", notes):
-                fields["build_id"] = found[1]
-            fields["btf"] = _fingerprint(build, unpacked)
-            if build.ofed is not None:
-                version = _output("modinfo", "-F", "version", unpacked) or _output(
-                    "ofed_info", "-s"
-                )
-                fields["version"] = re.sub(r"[^ -~]", "", version or "").strip().rstrip(":")
-            try:
-                types = btf.types(unpacked, build.kernel, build.release, build.bpftool)
-                _check_types(types, members, build.module)
-                compared = f"types as in {build.module}"
-            except btf.NoTypes as reason:
-                compared = f"types not compared with {build.module}: {reason}"
+    compared = "no ib_core.ko to compare with"
+    if build.module == BUILT_IN:
+        fields["origin"] = "built-in"
+        compared = "part of the kernel, which cannot be exchanged"
+    elif build.module is not None:
+        compared = _record_module(build, build.module, symvers, members, fields)
     name = " ".join(filter(None, (fields["origin"], fields["version"])))
     print(
-        f"  IB_CORE {name} (headers {include}, symbols {symvers},"
+        f"  IB_CORE {name} (headers {build.include}, symbols {symvers},"
         f" build-id {fields['build_id'] or 'unknown'}; {compared})",
         file=sys.stderr,
     )
     return _rust(members, fields)
 
 
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="which ib_core the module is built for")
+    parser.add_argument("action", choices=["find", "digest", "record"])
+    parser.add_argument("release")
+    parser.add_argument("kdir", nargs="?", type=Path)
+    for name in ("kernel", "source", "layout", "bindings", "output"):
+        parser.add_argument(f"--{name}", type=Path)
+    for name in ("ofed", "module", "readelf", "nm", "objcopy", "bpftool"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--symvers", nargs="*", default=[], type=Path)
+    return parser.parse_args()
+
+
+def _main(options: argparse.Namespace) -> None:
+    if options.action == "find":
+        file = options.kdir / "include/config/kernel.release"
+        release = file.read_text().strip() if file.is_file() else options.release
+        tree, module = find(release)
+        print(f"OFED_DIR={tree or ''} IB_CORE={module or 'none'}")
+        return
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(Build)}
+    values["ofed"] = Path(options.ofed) if options.ofed else None
+    values["module"] = _named(options.module, options.release)
+    build = Build(**values)
+    if options.action == "digest":
+        print(digest(build))
+    else:
+        build.output.write_text(record(build))
+
+
 def main() -> int:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(description="which ib_core the module is built for")
-    parser.add_argument("action", choices=["find", "record"])
-    parser.add_argument("release")
-    parser.add_argument("kdir", nargs="?")
-    for name in ("layout", "kernel", "source", "ofed", "module"):
-        parser.add_argument(f"--{name}")
-    for name in ("readelf", "nm", "objcopy", "bpftool"):
-        parser.add_argument(f"--{name}", default=name)
-    for name in ("outputs", "symvers"):
-        parser.add_argument(f"--{name}", nargs="*", default=[], type=Path)
-    options = parser.parse_args()
+    # modinfo and bpftool are often there, and a user's PATH lacks it.
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
     try:
-        if options.action == "find":
-            file = Path(options.kdir) / "include/config/kernel.release"
-            release = file.read_text().strip() if file.is_file() else options.release
-            print(find(release) or "")
-            return 0
-        module = Path(options.module) if options.module else would_be_loaded(options.release)
-        build = Build(
-            release=options.release,
-            layout=Path(options.layout),
-            outputs=options.outputs,
-            kernel=Path(options.kernel),
-            source=Path(options.source),
-            ofed=Path(options.ofed) if options.ofed else None,
-            symvers=options.symvers,
-            module=module,
-            readelf=options.readelf,
-            nm=options.nm,
-            objcopy=options.objcopy,
-            bpftool=options.bpftool,
-        )
-        print(record(build))
-    except Mismatch as mismatch:
-        print(f"ib_core: {mismatch}", file=sys.stderr)
+        _main(_options())
+    except (Mismatch, OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
+        print(f"ib_core: {error}", file=sys.stderr)
         return 1
     return 0
 

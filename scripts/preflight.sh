@@ -54,6 +54,10 @@ if [ "$(config CONFIG_RUST)" != y ]; then
 	exit 1
 fi
 
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+	say "python3 is missing or older than 3.9; install it (Debian, Ubuntu: python3)"
+fi
+
 for file in rust/libmacros.so rust/libcore.rmeta rust/libpin_init.rmeta rust/libkernel.rmeta; do
 	if [ ! -e "$kdir/$file" ]; then
 		say "the headers have no Rust crates ($kdir/$file);" \

@@ -3,7 +3,8 @@
 //! Clients, which `ib_core` tells of devices.
 
 use super::{
-    ib_core::BuiltFor,
+    device::looks_right,
+    ib_core::Compatible,
     Device, //
 };
 use crate::bindings;
@@ -62,6 +63,10 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     ///
     /// Any; the client has undone what it did.
     fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>>;
+
+    /// There is a device that is not laid out as those of the `ib_core` that the module was built
+    /// for, by the looks of it. Neither `add` nor anything else is called for it.
+    fn left_alone(&self);
 
     /// A device now has the name `name`.
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>);
@@ -155,7 +160,7 @@ impl<T: DeclaredClient> Registration<T> {
     /// # Errors
     ///
     /// `EBUSY` if there is a registration of this client already, `ENOMEM`.
-    pub(crate) fn new(data: impl PinInit<T, Error>) -> impl PinInit<Self, Error> {
+    pub(crate) fn new(_: Compatible, data: impl PinInit<T, Error>) -> impl PinInit<Self, Error> {
         // The order matters: `data` is there before the first callback can use it.
         try_pin_init!(&this in Self {
             data <- data,
@@ -180,7 +185,8 @@ impl<T: DeclaredClient> Registration<T> {
                     .map_err(|_| EBUSY)?;
 
                 // SAFETY: The memory is pinned, and `PinnedDrop` unregisters the client before it
-                // is freed. All members that C wants to be set are set, the others are zero.
+                // is freed. All members that C wants to be set are set, the others are zero. The
+                // caller's `Compatible` says that C looks for them where they are.
                 let result = to_result(unsafe { bindings::ib_register_client(client) });
 
                 // A registration that failed has called `remove` for every `add`.
@@ -224,17 +230,16 @@ impl<T: DeclaredClient> Registration<T> {
             return ENODEV.to_errno();
         };
 
-        // SAFETY: `ib_core` does not let a device go before `remove` has returned, or this function
-        // has failed. The lifetime is that of the context, which has ended by then.
-        let device = unsafe { Device::from_raw(device) };
-
-        // Nothing was read from the device so far.
-        if !device.is_laid_out_as_believed() {
-            pr_err!(
-                "an RDMA device is laid out in another way than those of the ib_core this module was built for ({BuiltFor}); it is left alone; build the module again\n"
-            );
+        // `add_client_context()` is called with `devices_rwsem` held.
+        if !looks_right(device) {
+            this.data.left_alone();
             return EINVAL.to_errno();
         }
+
+        // SAFETY: `ib_core` does not let a device go before `remove` has returned, or this function
+        // has failed. The lifetime is that of the context, which has ended by then. The device
+        // looks right.
+        let device = unsafe { Device::from_raw(device) };
 
         match this.add(device) {
             Ok(()) => 0,
@@ -281,7 +286,8 @@ impl<T: DeclaredClient> Registration<T> {
             return;
         };
 
-        // SAFETY: As in `add_callback()`: the lifetime is that of the context.
+        // SAFETY: As in `add_callback()`: the lifetime is that of the context, which exists because
+        // the device looked right.
         let device = unsafe { Device::from_raw(device) };
 
         // SAFETY: `ib_device_rename()` holds `devices_rwsem`.

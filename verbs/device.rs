@@ -27,7 +27,8 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `ptr` points to a `struct ib_device` that stays valid for `'d`.
+/// `ptr` points to a `struct ib_device` that stays valid for `'d`, and that is laid out as in the
+/// bindings: see [`Compatible`](super::ib_core::Compatible) and [`looks_right()`].
 #[derive(Clone, Copy)]
 pub(crate) struct Device<'d> {
     ptr: NonNull<bindings::ib_device>,
@@ -48,7 +49,7 @@ impl Device<'_> {
     ///
     /// `ptr` must stay valid for the lifetime that the caller chooses, which must end before the
     /// client's `remove` for this device returns, and must not be equal to that of any other
-    /// device.
+    /// device. The device must have looked right in `add`.
     pub(super) unsafe fn from_raw(ptr: NonNull<bindings::ib_device>) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
@@ -60,52 +61,6 @@ impl Device<'_> {
     /// Returns the `struct ib_device`.
     pub(super) fn as_raw(self) -> *mut bindings::ib_device {
         self.ptr.as_ptr()
-    }
-
-    /// Tells whether the device is laid out as the bindings say, as far as its name can show it.
-    ///
-    /// `ib_core` keeps the name twice: in `ib_device.name` and, by `dev_set_name()`, as the name of
-    /// the kernel object. If one member or the other is not where it is looked for, the two differ.
-    /// What lies behind them, and the other structures, are not seen by this.
-    ///
-    /// Must be called while the device cannot be renamed. Whatever the layout is, it is safe: memory
-    /// is read in a way that may fail.
-    pub(super) fn is_laid_out_as_believed(self) -> bool {
-        const NAME: usize = offset_of!(bindings::ib_device, name);
-        const KERNEL_NAME: usize = offset_of!(bindings::ib_device, __bindgen_anon_1.dev.kobj.name);
-
-        let device = self.as_raw();
-
-        let Some(mut kernel_name) =
-            read_nofault::<*const u8>(device.wrapping_byte_add(KERNEL_NAME).cast())
-        else {
-            return false;
-        };
-
-        let Some(name) = read_nofault::<[u8; bindings::IB_DEVICE_NAME_MAX as usize]>(
-            device.wrapping_byte_add(NAME).cast(),
-        ) else {
-            return false;
-        };
-
-        // Nameless is no device.
-        if name.first() == Some(&0) {
-            return false;
-        }
-
-        for byte in name {
-            if read_nofault(kernel_name) != Some(byte) {
-                return false;
-            }
-
-            if byte == 0 {
-                return true;
-            }
-
-            kernel_name = kernel_name.wrapping_add(1);
-        }
-
-        false
     }
 
     /// Returns how many completion vectors the device has.
@@ -131,6 +86,60 @@ impl Device<'_> {
     }
 }
 
+/// Tells whether a device is laid out as the bindings say, as far as its name can show that.
+///
+/// `ib_core` keeps the name twice: in `ib_device.name` and, by `dev_set_name()`, as the name of the
+/// kernel object. If the one or the other is not where it is looked for, they differ. What lies
+/// behind them, and the other structures, are not seen by this.
+///
+/// Must be called while the device cannot be renamed.
+pub(super) fn looks_right(device: NonNull<bindings::ib_device>) -> bool {
+    const NAME_SIZE: usize = bindings::IB_DEVICE_NAME_MAX as usize;
+
+    let name = device
+        .as_ptr()
+        .wrapping_byte_add(offset_of!(bindings::ib_device, name));
+
+    let Some(name) = read_nofault::<[u8; NAME_SIZE]>(name.cast()) else {
+        return false;
+    };
+
+    let Some(length) = name.iter().position(|byte| *byte == 0) else {
+        return false;
+    };
+
+    // What is no name hints at no pointer behind it, which had better not be followed.
+    if name
+        .get(..length)
+        .is_none_or(|name| name.is_empty() || name.iter().any(u8::is_ascii_control))
+    {
+        return false;
+    }
+
+    let kernel_name = device
+        .as_ptr()
+        .wrapping_byte_add(bindings::ib_core::IB_DEVICE_DEV)
+        .wrapping_byte_add(offset_of!(bindings::device, kobj.name));
+
+    let Some(mut kernel_name) = read_nofault::<*const u8>(kernel_name.cast()) else {
+        return false;
+    };
+
+    for byte in name {
+        if read_nofault(kernel_name) != Some(byte) {
+            return false;
+        }
+
+        if byte == 0 {
+            return true;
+        }
+
+        kernel_name = kernel_name.wrapping_add(1);
+    }
+
+    false
+}
+
 /// What any bytes are a value of.
 ///
 /// # Safety
@@ -146,10 +155,13 @@ unsafe impl AnyBytes for *const u8 {}
 unsafe impl<const N: usize> AnyBytes for [u8; N] {}
 
 /// Reads memory of the kernel that may not be there.
+///
+/// Not for addresses of devices: reading may have effects on them.
 fn read_nofault<T: AnyBytes>(address: *const T) -> Option<T> {
     let mut value = MaybeUninit::<T>::uninit();
 
-    // SAFETY: There is room for a `T`. The address may be any: C recovers from a fault.
+    // SAFETY: There is room for a `T`. The address may be any: `copy_from_kernel_nofault_allowed()`
+    // refuses those that are not the kernel's, and a fault is found in the exception table.
     let ret = unsafe {
         bindings::copy_from_kernel_nofault(
             value.as_mut_ptr().cast(),

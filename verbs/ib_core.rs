@@ -4,14 +4,14 @@
 //!
 //! OFED replaces the kernel's `ib_core` by one whose structures are laid out in another way, and
 //! without `CONFIG_MODVERSIONS` the module loader does not notice. `struct ib_client` is concerned
-//! as well: [`compare()`] comes before the first registration.
+//! as well, so a client cannot be registered without a [`Compatible`].
 
 use crate::bindings::{
     self,
     ib_core, //
 };
-use core::ptr::null_mut;
 use kernel::{
+    error::from_err_ptr,
     fmt,
     prelude::*,
     str::as_char_ptr_in_const_context, //
@@ -22,42 +22,57 @@ pub(crate) struct BuiltFor;
 
 impl fmt::Display for BuiltFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_fmt(fmt!(
-            "{} ({} {})",
-            Hex(ib_core::BUILD_ID.unwrap_or_default()),
-            ib_core::ORIGIN,
-            ib_core::VERSION
-        ))
+        match ib_core::BUILD_ID {
+            Some(build_id) => f.write_fmt(fmt!("{} ({})", Hex(build_id), ib_core::NAME)),
+            None => f.write_str(ib_core::NAME),
+        }
+    }
+}
+
+/// The `ib_core` that is running lays its structures out as the bindings do, for all that is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Compatible(());
+
+impl Compatible {
+    /// Takes the user's word for it.
+    pub(crate) fn by_word_of_user() -> Self {
+        Self(())
     }
 }
 
 /// Whether the `ib_core` that is running is the one that the module was built for.
 pub(crate) enum Comparison {
-    /// It is: its build-id is the recorded one.
-    Same,
+    /// It is: its build-id is the recorded one, or it is part of the kernel.
+    Same(Compatible),
     /// It is another one.
     Different(BuildId),
     /// The build recorded no build-id.
-    NotRecorded,
+    NotRecorded(Compatible),
     /// The running one does not show its build-id.
-    NotReadable(Error),
+    NotReadable(Compatible, Error),
 }
 
 /// Compares the build-ids of the `ib_core` that the module was built for and of the running one.
 ///
 /// Says nothing of a device driver that was built for yet another `ib_core`. May sleep.
 pub(crate) fn compare() -> Comparison {
+    let compatible = Compatible(());
+
+    if ib_core::BUILT_IN {
+        return Comparison::Same(compatible);
+    }
+
     let Some(recorded) = ib_core::BUILD_ID else {
-        return Comparison::NotRecorded;
+        return Comparison::NotRecorded(compatible);
     };
 
     match BuildId::of_running() {
         Ok(running) => match running.bytes() {
-            Some(bytes) if bytes == recorded => Comparison::Same,
+            Some(bytes) if bytes == recorded => Comparison::Same(compatible),
             Some(_) => Comparison::Different(running),
-            None => Comparison::NotReadable(EINVAL),
+            None => Comparison::NotReadable(compatible, EINVAL),
         },
-        Err(error) => Comparison::NotReadable(error),
+        Err(error) => Comparison::NotReadable(compatible, error),
     }
 }
 
@@ -70,31 +85,36 @@ impl BuildId {
     /// The type of such a note, which no header of the kernel names.
     const NT_GNU_BUILD_ID: u32 = 3;
 
-    /// Header and name are 16 bytes; of the build-ids of `ld --build-id` SHA-1 is the longest, 20.
+    /// Header and name are 16 bytes, and the longest build-id of `ld --build-id`, SHA-1, is 20.
     const NOTE_SIZE_MAX: usize = 64;
 
     /// Reads the note of the `ib_core` that is running.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if `ib_core` is built into the kernel, or was linked without a build-id.
+    /// `ENOENT` if `ib_core` is built into the kernel or was linked without a build-id, or if there
+    /// is no sysfs at `/sys` for the process that loads the module.
     fn of_running() -> Result<Self> {
         let mut note = [0; Self::NOTE_SIZE_MAX];
-        let mut buffer = note.as_mut_ptr().cast();
 
-        // SAFETY: The path is NUL-terminated. As there is a buffer, C allocates none, and writes no
-        // more to it than its size; a longer file is `EFBIG`.
-        let read = unsafe {
-            bindings::kernel_read_file_from_path(
+        // Not `kernel_read_file_from_path()`: security modules want to know what such a file is
+        // for, and a note is nothing that they know.
+        //
+        // SAFETY: The path is NUL-terminated.
+        let file = from_err_ptr(unsafe {
+            bindings::filp_open(
                 as_char_ptr_in_const_context(c"/sys/module/ib_core/notes/.note.gnu.build-id"),
+                bindings::O_RDONLY as c_int,
                 0,
-                &mut buffer,
-                note.len(),
-                null_mut(),
-                // IPE warns with a backtrace of files of unknown use.
-                bindings::kernel_read_file_id_READING_POLICY,
             )
-        };
+        })?;
+
+        // SAFETY: `filp_open()` has returned a file. C writes no more to the buffer than its size.
+        let read =
+            unsafe { bindings::kernel_read(file, note.as_mut_ptr().cast(), note.len(), &mut 0) };
+
+        // SAFETY: The reference of `filp_open()` is given back, and the file not used any more.
+        unsafe { bindings::fput(file) };
 
         match c_int::try_from(read) {
             Ok(error) if error < 0 => Err(Error::from_errno(error)),
