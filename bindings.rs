@@ -32,7 +32,10 @@ pub(crate) use self::generated::*;
 )]
 #[cfg_attr(
     CONFIG_RUSTC_HAS_UNNECESSARY_TRANSMUTES,
-    allow(unnecessary_transmutes, reason = "generated, for the whole range of compilers")
+    allow(
+        unnecessary_transmutes,
+        reason = "generated, for the whole range of compilers"
+    )
 )]
 mod generated {
     use super::ffi;
