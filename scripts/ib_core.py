@@ -80,6 +80,8 @@ def _named(module: str, release: str) -> Path | None:
         return None
     if module != f"{BUILT_IN}" and not Path(module).is_file():
         raise Mismatch(f"IB_CORE={module} is no file; leave it out, or name an ib_core.ko")
+    if module != f"{BUILT_IN}" and not _output("modinfo", "-F", "vermagic", module):
+        raise Mismatch(f"IB_CORE={module} is no kernel module; name an ib_core.ko")
     return Path(module)
 
 
@@ -205,7 +207,7 @@ def find(release: str) -> tuple[Path | None, Path | None]:
     releases = [release]
     if loaded is not None:
         # What SLES and RHEL have in weak-updates is a link to a module for another kernel.
-        found = re.match(r"(?:/usr)?/lib/modules/([^/]+)/", f"{loaded.resolve()}")
+        found = re.search(r"/lib/modules/([^/]+)/", f"{loaded.resolve()}")
         if found and found[1] != release:
             releases.append(found[1])
     if wanted:
@@ -310,6 +312,9 @@ def _check_symbols(build: Build) -> Path:
 
 def _check_module(build: Build, module: Path, unpacked: Path, symvers: Path) -> None:
     """Make sure that the ib_core to run with is the one whose headers and symbols are used."""
+    exported = set(re.findall(r" __ksymtab_(\S+)", _output(build.nm, unpacked) or ""))
+    if _EXPORT not in exported:
+        raise Mismatch(f"{build.nm} finds no {_EXPORT} in {module}; is it an ib_core.ko?")
     own = _is_own(unpacked)
     if build.ofed is None and not own:
         raise Mismatch(
@@ -321,9 +326,6 @@ def _check_module(build: Build, module: Path, unpacked: Path, symvers: Path) -> 
             f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} would"
             f" load its own ib_core ({module}); OFED_DIR=none builds for that one"
         )
-    exported = set(re.findall(r" __ksymtab_(\S+)", _output(build.nm, unpacked) or ""))
-    if _EXPORT not in exported:
-        raise Mismatch(f"{build.nm} finds no {_EXPORT} in {module}; is it an ib_core.ko?")
     differing = exported ^ _exports(symvers)
     if differing:
         raise Mismatch(

@@ -20,8 +20,8 @@ from buildroot import BuildRoot
 from kernel import Kernel
 from report import Failure, run, step
 
-# To be raised when `_make` makes something else of the same kernel.
-_RECIPE = "1"
+# To be raised when `_make` makes something else of the same kernel and the texts below.
+_RECIPE = "2"
 
 # What is put behind which line of `rdma/ib_verbs.h`: in the structures of devices, and in the one
 # that a client registers.
@@ -145,6 +145,7 @@ def tree_of(kernel: Kernel, path: Path) -> Path:
 
 def ensure(root: BuildRoot, kernel: Kernel, flavour: str) -> Kernel:
     """Return the kernel with a vendor's stack in its place; make that unless it is in the cache."""
-    name = f"vendor-{flavour}-{kernel.release}-{cache.key(_RECIPE, flavour, kernel.path.name)}"
+    texts = (f"{FLAVOURS[flavour]}", _COMPAT, _SHADOW, _EXPORT, _KBUILD)
+    name = f"vendor-{flavour}-{kernel.release}-{cache.key(_RECIPE, kernel.path.name, *texts)}"
     path = cache.entry(name, functools.partial(_make, root, kernel, flavour), space=1 << 30)
     return dataclasses.replace(kernel, vendor=path, ofed=tree_of(kernel, path))

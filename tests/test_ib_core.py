@@ -7,6 +7,8 @@ structures of devices, and also to that of clients.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +60,7 @@ def test_refused_by_insmod(guest: Guest, built: str) -> None:
         result,
         [
             *init("rxe0"),
-            rf"built for ib_core {ID} \({origin} .*\), but ib_core {ID} is running: "
+            rf"built for ib_core {ID} \({origin}.*\), but ib_core {ID} is running: "
             "run 'make' again, or load with check_ib_core=0 if you know that they are alike",
         ],
     )
@@ -95,7 +97,8 @@ def test_second_net(guest: Guest, built: str, command: str) -> None:
     )
     unchecked = "check_ib_core=0: it is not checked which ib_core is running"
     assert says(
-        result, [*init(""), unchecked, left_alone, "no RDMA device yet, waiting for one"]
+        result,
+        [*init(""), unchecked, left_alone, "no RDMA device that can be used, waiting for one"],
     ), said(result)
     assert not guest.objects()
     assert says(guest.add("rxe1"), [left_alone])
@@ -105,14 +108,23 @@ def test_second_net(guest: Guest, built: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("stack", ["in-tree", CLIENTS], indirect=True)
-@pytest.mark.parametrize("off", ["0", "n", "N"])
-def test_check_switched_off(guest: Guest, off: str) -> None:
-    """Without the check the right module works as ever."""
+def test_check_switched_off(guest: Guest) -> None:
+    """Without the check the right module works as ever, however that is spelled."""
     guest.add("rxe0")
-    result = guest.do(f"insmod /krdma_smoke.ko rdma_dev_name=rxe0 check_ib_core={off}")
     unchecked = "check_ib_core=0: it is not checked which ib_core is running"
-    assert says(result, [*init("rxe0"), unchecked, *taken("rxe0")])
-    assert says(guest.unload(), [*EXIT, *RETURNED])
+    for command in ("insmod", "/load.sh"):
+        for value in ("0", "n", "No", "off", "1 check_ib_core=OFF"):
+            parameters = f"rdma_dev_name=rxe0 check_ib_core={value}"
+            result = guest.do(f"{command} /krdma_smoke.ko {parameters}")
+            assert says(result, [*init("rxe0"), unchecked, *taken("rxe0")]), value
+            assert ("not checked" in result.output) == (command == "/load.sh")
+            assert says(guest.unload(), [*EXIT, *RETURNED])
+        for value in ("=1", "=y", "=on", "", "=0 check_ib_core=1"):
+            parameters = f"rdma_dev_name=rxe0 check_ib_core{value}"
+            result = guest.do(f"{command} /krdma_smoke.ko {parameters}")
+            assert says(result, [*init("rxe0"), *taken("rxe0")]), value
+            assert result.output == ""
+            assert says(guest.unload(), [*EXIT, *RETURNED])
 
 
 def test_nothing_recorded(guest: Guest) -> None:
@@ -136,8 +148,8 @@ NOTE = "/sys/module/ib_core/notes"
         ("", -2),
         ("head -c 36 /dev/zero >$note", -22),
         (": >$note", -22),
-        ("head -c 4096 /dev/zero >$note", -27),
-        ("mkdir $note", -22),
+        ("head -c 4096 /dev/zero >$note", -22),
+        ("mkdir $note", -21),
         # A note whose build-id is said to be longer than the note can be.
         (r"printf '\4\0\0\0\377\0\0\0\3\0\0\0GNU\0' >$note", -22),
     ],
@@ -162,6 +174,10 @@ def test_load(guest: Guest) -> None:
     result = guest.run("/load.sh /nowhere.ko")
     assert result.status == 2
     assert "/nowhere.ko is not there" in result.output
+    guest.do("echo nobody:x:65534:65534::/:/bin/sh >/etc/passwd")
+    result = guest.run("su nobody -c '/load.sh /krdma_smoke.ko'")
+    assert result.status == 2
+    assert "only root can load modules" in result.output
 
 
 @pytest.mark.parametrize("stack", ["in-tree", DEVICES], indirect=True)
@@ -198,15 +214,17 @@ Make = Callable[..., subprocess.CompletedProcess[str]]
 def make(root: BuildRoot, chosen: Kernel, clone: Path, tmp_path: Path) -> Make:
     """Return a function that types `make` on a machine with the kernel's headers.
 
-    What is in the directory `usr-src` is in `/usr/src` there.
+    What is in the directory `usr-src` is in `/usr/src` there, and the programs in `tools` come
+    before all others.
     """
     (tmp_path / "usr-src").mkdir()
+    path = f"PATH={tmp_path}/tools:/usr/sbin:/usr/bin"
 
     def run(*arguments: str, target: str = "modules") -> subprocess.CompletedProcess[str]:
         where = ["-C", f"{clone}", f"KVER={chosen.release}", f"KDIR={chosen.headers}"]
         return subprocess.run(
             root.command(
-                ["make", *where, *arguments, target],
+                ["env", path, "make", *where, *arguments, target],
                 writable=[tmp_path],
                 readable=[chosen.path.parent],
                 sources=[chosen.sources, tmp_path / "usr-src"],
@@ -264,7 +282,7 @@ def test_ofed_is_found(
     (identity,) = re.findall(rf"^ib_core_build_id: *({ID})$", fields, re.MULTILINE)
     assert f"build-id {identity}" in line
     # What was built for the other one is not left.
-    own = Kernel(kernel.release, kernel.path)
+    own = dataclasses.replace(kernel, vendor=None, ofed=None)
     line = built_for(make(f"IB_CORE={own.ib_core}", "OFED_DIR=none"))
     assert line.startswith(f"in-tree {kernel.release} (headers /usr/src/linux-headers-")
     fields = root.output(["modinfo", clone / "krdma_smoke.ko"], readable=[clone])
@@ -277,6 +295,7 @@ def test_ofed_is_found(
         (["ofa_kernel-dkms/x86_64/{release}"], 0),
         (["ofa_kernel/{release}"], 0),
         (["ofa_kernel/default"], 0),
+        (["ofa_kernel/amd64"], 0),
         (["ofa_kernel-dkms/x86_64/{release}", "ofa_kernel/x86_64/{release}"], 1),
         (["ofa_kernel/default", "ofa_kernel/x86_64/{release}"], 1),
     ],
@@ -290,14 +309,20 @@ def test_places(
     for where in wheres:
         place(tmp_path, ofed(kernel), where)
     assert find(make, kernel) == f"/usr/src/{wheres[chosen_one]}"
+    # A tree that may be any kernel's has to say whose it is.
+    if "{release}" not in places[chosen_one]:
+        (tmp_path / "usr-src" / wheres[chosen_one] / "configure.mk.kernel").unlink()
+        assert "does not say which kernel it is for" in refused(make(f"IB_CORE={kernel.ib_core}"))
 
 
 def find(make: Make, kernel: Kernel, *arguments: str) -> str:
     """Return which tree `make` would build with, without building."""
     result = make(f"IB_CORE={kernel.ib_core}", *arguments, "--eval=find:; @$(FIND)", target="find")
     assert result.returncode == 0, result
-    lines = result.stdout.splitlines()
-    return next(line for line in lines if not line.startswith("make"))
+    found = re.search(r"^OFED_DIR=(\S*) IB_CORE=(\S+)$", result.stdout, re.MULTILINE)
+    assert found, result
+    assert found[2] == f"{kernel.ib_core}"
+    return found[1]
 
 
 def test_place_is_a_link(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
@@ -326,7 +351,7 @@ def test_default_is_of_another_kernel(
     (tree / "configure.mk.kernel").unlink()
     assert "is for Linux 6.1.0-other" in refused(make(f"IB_CORE={kernel.ib_core}"))
     # Whose ib_core is the kernel's own does not care for it.
-    own = Kernel(kernel.release, kernel.path)
+    own = dataclasses.replace(kernel, vendor=None, ofed=None)
     assert built_for(make(f"IB_CORE={own.ib_core}")).startswith("in-tree ")
     # And the link may lead nowhere.
     shutil.rmtree(tree)
@@ -457,19 +482,19 @@ def test_in_tree_headers_with_vendor_symbols(
     assert "from KBUILD_EXTRA_SYMBOLS" in line
 
 
-def test_symbols_of_somebody_else(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
-    """Symbols that come from elsewhere than OFED's tree stop the build."""
+def test_symbols_of_others(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
+    """Symbols of other modules may be given, and do not come before OFED's."""
     kernel = vendors[DEVICES]
     place(tmp_path, ofed(kernel), "ofed")
-    place(tmp_path, ofed(kernel), "other")
-    line = refused(
+    other = place(tmp_path, ofed(kernel), "other")
+    line = built_for(
         make(
             f"IB_CORE={kernel.ib_core}",
             "OFED_DIR=/usr/src/ofed",
-            "KBUILD_EXTRA_SYMBOLS=/usr/src/other/Module.symvers",
+            f"KBUILD_EXTRA_SYMBOLS=/usr/src/{other.name}/Module.symvers",
         )
     )
-    assert "its symbols come from /usr/src/other/Module.symvers" in line
+    assert "symbols /usr/src/ofed/Module.symvers" in line
 
 
 @pytest.mark.parametrize("tree", ["ofed", "none"])
@@ -482,7 +507,7 @@ def test_headers_of_somebody_else(
     other = place(tmp_path, ofed(kernel), "other")
     # Of two such headers the first one would keep the second from including the kernel's.
     (other / "include/linux/slab.h").unlink()
-    own = Kernel(kernel.release, kernel.path)
+    own = dataclasses.replace(kernel, vendor=None, ofed=None)
     line = refused(
         make(
             f"IB_CORE={own.ib_core if tree == 'none' else kernel.ib_core}",
@@ -497,7 +522,121 @@ def test_types_of_another_build(make: Make, vendors: dict[str, Kernel], tmp_path
     """Headers that do not lay out structures as the very ib_core does stop the build."""
     place(tmp_path, ofed(vendors[DEVICES]), "ofed")
     line = refused(make(f"IB_CORE={vendors[CLIENTS].ib_core}", "OFED_DIR=/usr/src/ofed"))
-    assert "ib_client is at 0 with size 104 in the headers" in line or "ib_client.add" in line
+    assert "ib_client is at 0 with size 104 in the headers, and at 0 with size 112 in " in line
+
+
+def test_replaced_in_place(
+    make: Make, vendors: dict[str, Kernel], clone: Path, tmp_path: Path
+) -> None:
+    """A tree that is replaced by one with older dates is noticed."""
+    tree = place(tmp_path, ofed(vendors[DEVICES]), "ofed")
+    built_for(make(f"IB_CORE={vendors[DEVICES].ib_core}", "OFED_DIR=/usr/src/ofed"))
+    before = (clone / "layout.s").read_text()
+    shutil.rmtree(tree)
+    place(tmp_path, ofed(vendors[CLIENTS]), "ofed")
+    for file in tree.rglob("*"):
+        os.utime(file, (0, 0))
+    line = built_for(make(f"IB_CORE={vendors[CLIENTS].ib_core}", "OFED_DIR=/usr/src/ofed"))
+    assert f"types as in {vendors[CLIENTS].ib_core}" in line
+    assert (clone / "layout.s").read_text() != before
+    # Symbols alone, too.
+    symvers = tree / "Module.symvers"
+    symvers.write_text(symvers.read_text().replace("ib_vendor_version", "ib_vendor_wersion"))
+    os.utime(symvers, (0, 0))
+    line = refused(make(f"IB_CORE={vendors[CLIENTS].ib_core}", "OFED_DIR=/usr/src/ofed"))
+    assert "is of another build than" in line
+
+
+def test_nothing_to_do(make: Make, chosen: Kernel) -> None:
+    """What has not changed is not built again."""
+    built_for(make(f"IB_CORE={chosen.ib_core}"))
+    again = make(f"IB_CORE={chosen.ib_core}")
+    assert again.returncode == 0
+    assert not re.search(r"^  [A-Z]", again.stdout + again.stderr, re.MULTILINE), again
+
+
+def test_headers_behind_links(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
+    """Directories of headers may be links to somewhere else, as Ubuntu's are."""
+    kernel = vendors[DEVICES]
+    tree = place(tmp_path, ofed(kernel), "ofed")
+    (tree / "include/rdma").rename(tmp_path / "usr-src/rdma")
+    (tree / "include/rdma").symlink_to("../../rdma")
+    built_for(make(f"IB_CORE={kernel.ib_core}", "OFED_DIR=/usr/src/ofed"))
+
+
+def test_compressed_ib_core(make: Make, chosen: Kernel, tmp_path: Path) -> None:
+    """The ib_core to compare with may be compressed, as distributions have it."""
+    compressed = tmp_path / "ib_core.ko.xz"
+    with compressed.open("wb") as file:
+        subprocess.run(["xz", "-c", chosen.ib_core], stdout=file, check=True)
+    assert f"types as in {compressed}" in built_for(make(f"IB_CORE={compressed}"))
+
+
+def test_without_bpftool(make: Make, chosen: Kernel) -> None:
+    """Where the types cannot be compared, the build says so."""
+    line = built_for(make(f"IB_CORE={chosen.ib_core}", "BPFTOOL=no-bpftool"))
+    assert f"types not compared with {chosen.ib_core}: no-bpftool is not installed" in line
+
+
+@pytest.mark.parametrize("ib_core", ["none", "(builtin)"])
+def test_no_file_to_compare_with(make: Make, ib_core: str) -> None:
+    """There may be no ib_core.ko: on another machine, or because it is part of the kernel."""
+    line = built_for(make(f"IB_CORE={ib_core}"))
+    assert line.startswith("built-in " if ib_core == "(builtin)" else "in-tree ")
+    assert "build-id unknown" in line
+
+
+def test_not_an_ib_core(make: Make, chosen: Kernel, tmp_path: Path) -> None:
+    """What is named as ib_core and is none stops the build, rather than the comparison."""
+    file = tmp_path / "ib_core.ko"
+    assert "is no file" in refused(make(f"IB_CORE={file}"))
+    for text in ("", "text"):
+        file.write_text(text)
+        assert "is no kernel module" in refused(make(f"IB_CORE={file}"))
+    shutil.copy(chosen.ib_core.with_name("ib_uverbs.ko"), file)
+    assert "finds no ib_register_client" in refused(make(f"IB_CORE={file}"))
+
+
+def test_modinfo_says_which(
+    make: Make, chosen: Kernel, vendors: dict[str, Kernel], tmp_path: Path
+) -> None:
+    """Without IB_CORE=, the ib_core is the one that modprobe would load."""
+    tool = tmp_path / "tools/modinfo"
+    tool.parent.mkdir()
+    tool.touch(mode=0o755)
+
+    def loaded(ib_core: Path) -> None:
+        tool.write_text(
+            "#!/bin/sh\n"
+            f'case $* in "-k {chosen.release} -n ib_core") echo {ib_core} ;;\n'
+            '*) exec /usr/sbin/modinfo "$@" ;; esac\n'
+        )
+
+    loaded(chosen.ib_core)
+    assert f"types as in {chosen.ib_core}" in built_for(make())
+    vendors_own = vendors[DEVICES].ib_core
+    loaded(vendors_own)
+    assert f"is {vendors_own}, not the kernel's own" in refused(make())
+    # Whoever wants the kernel's own all the same gets it.
+    assert "no ib_core.ko to compare with" in built_for(make("OFED_DIR=none"))
+    place(tmp_path, ofed(vendors[DEVICES]), f"ofa_kernel/x86_64/{chosen.release}")
+    assert f"types as in {vendors_own}" in built_for(make())
+
+
+def test_weak_updates(
+    make: Make, chosen: Kernel, vendors: dict[str, Kernel], tmp_path: Path
+) -> None:
+    """A module that was made for a kernel that is compatible goes with the tree for that one."""
+    tree = place(tmp_path, ofed(vendors[DEVICES]), "ofa_kernel/x86_64/7.3.1-other")
+    (tree / "configure.mk.kernel").write_text("KVERSION=7.3.1-other\n")
+    other = tmp_path / "lib/modules/7.3.1-other/extra/ib_core.ko"
+    other.parent.mkdir(parents=True)
+    shutil.copy(vendors[DEVICES].ib_core, other)
+    link = tmp_path / f"lib/modules/{chosen.release}/weak-updates/ib_core.ko"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../../7.3.1-other/extra/ib_core.ko")
+    line = built_for(make(f"IB_CORE={link}"))
+    assert "headers /usr/src/ofa_kernel/x86_64/7.3.1-other/include" in line
 
 
 def test_without_make(
@@ -524,7 +663,7 @@ def test_bindgen_and_compiler_differ(make: Make, clone: Path) -> None:
     layout.write_text(
         text.replace(
             "\tMEMBER(ib_qp_init_attr, qp_type);\n",
-            "\tLAYOUT(ib_qp_init_attr.qp_type, 8, 4);\n",
+            '\tLAYOUT("member", ib_qp_init_attr.qp_type, 8, 4);\n',
         )
     )
     result = make("OFED_DIR=none")
