@@ -17,6 +17,7 @@ import custom
 import kernel
 import module
 import smoke
+import vendor
 from archive import Archive, newest_of_older_series
 from buildroot import SID, TRIXIE, TRIXIE_ARM64, BuildRoot
 from kernel import Kernel
@@ -47,8 +48,20 @@ def _older() -> tuple[BuildRoot, Kernel]:
     return kernel.ensure(version.release)
 
 
+def _vendor(flavour: str) -> tuple[BuildRoot, Kernel]:
+    """Return the newest kernel with a vendor's RDMA stack."""
+    root, chosen = kernel.ensure()
+    return root, vendor.ensure(root, chosen, flavour)
+
+
 ROWS = (
     Row("trixie-backports", kernel.ensure),
+    Row("OFED-like, devices", lambda: _vendor("devices"), "like OFED's"),
+    Row(
+        "OFED-like, devices and clients",
+        lambda: _vendor("devices-clients"),
+        "like OFED's, other clients",
+    ),
     Row("trixie-backports, the series before", _older),
     Row("sid", lambda: kernel.ensure(recipe=SID)),
     Row("LLVM, a kernel of our own", lambda: custom.ensure_custom("vm", ["vm.config"])),

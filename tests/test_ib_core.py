@@ -149,7 +149,7 @@ NOTE = "/sys/module/ib_core/notes"
         ("head -c 36 /dev/zero >$note", -22),
         (": >$note", -22),
         ("head -c 4096 /dev/zero >$note", -22),
-        ("mkdir $note", -21),
+        ("mkdir $note", -22),
         # A note whose build-id is said to be longer than the note can be.
         (r"printf '\4\0\0\0\377\0\0\0\3\0\0\0GNU\0' >$note", -22),
     ],
