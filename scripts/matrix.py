@@ -6,6 +6,7 @@ python3 matrix.py [WORD ...]    all rows, or those with one of the words in thei
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,11 +100,12 @@ def table(lines: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
-def _build(root: BuildRoot, chosen: Kernel) -> module.Built:
+def _build(root: BuildRoot, chosen: Kernel, row: Row) -> module.Built:
     """Build the module from nothing, so that every warning is seen."""
-    cache.remove(module.directory(chosen, "matrix"))
+    variant = re.sub(r"\W+", "-", f"matrix {row.name}")
+    cache.remove(module.directory(chosen, variant))
     with step("Building the module") as progress:
-        built = module.build(root, chosen, variant="matrix")
+        built = module.build(root, chosen, variant=variant)
         if built.warned:
             progress.say(built.messages)
             raise Failure("the module builds with a warning, see above")
@@ -117,7 +119,7 @@ def _try(row: Row) -> tuple[list[str], str]:
         root, chosen = row.ensure()
         cells[:5] = [chosen.release, root.recipe.arch.debian, *compilers(chosen.config)]
         cells[6] = "failed"
-        built = _build(root, chosen)
+        built = _build(root, chosen, row)
         cells[6:] = ["no warning", "failed"]
         smoke.perform(root, chosen, built.ko, built.ko.parent / "smoke.log")
         cells[7] = f"{smoke.STEPS} of {smoke.STEPS} steps, log clean"
