@@ -55,7 +55,7 @@ test:
 
 .PHONY: matrix
 matrix:
-	@$(SCRIPT)/matrix.py $(ROWS)
+	@$(SCRIPT)/matrix.py
 
 .PHONY: check
 check:

@@ -95,6 +95,18 @@ fn check_running_ib_core() -> Result<Compatible> {
             );
             Err(ENOEXEC)
         }
+        Comparison::OtherOrigin => {
+            pr_err!(
+                "built for ib_core {BuiltFor}, but an ib_core of {} is running: \
+                 run 'make' again, or load with check_ib_core=0 if you know that they are alike\n",
+                if BuiltFor.is_in_tree() {
+                    "somebody else"
+                } else {
+                    "the kernel itself"
+                }
+            );
+            Err(ENOEXEC)
+        }
         Comparison::NotRecorded(compatible) => {
             pr_warn!("cannot check which ib_core is running: the build recorded none\n");
             Ok(compatible)

@@ -63,11 +63,11 @@ def _dump(bpftool: str, *arguments: str | Path) -> list[dict[str, Any]]:
     command = [bpftool, "--json", *arguments]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)
+        types: list[dict[str, Any]] = json.loads(result.stdout)["types"]
     except FileNotFoundError:
         raise NoTypes(f"{bpftool} is not installed") from None
-    except subprocess.CalledProcessError:
+    except (OSError, subprocess.CalledProcessError, ValueError, KeyError, TypeError):
         raise NoTypes(f"{bpftool} cannot read those of {arguments[-1]}") from None
-    types: list[dict[str, Any]] = json.loads(result.stdout)["types"]
     return types
 
 

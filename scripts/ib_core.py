@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,11 +79,26 @@ def _named(module: str, release: str) -> Path | None:
         return would_be_loaded(release)
     if module == "none":
         return None
-    if module != f"{BUILT_IN}" and not Path(module).is_file():
+    if module == f"{BUILT_IN}":
+        return BUILT_IN
+    _check_name(Path(module))
+    if not Path(module).is_file():
         raise Mismatch(f"IB_CORE={module} is no file; leave it out, or name an ib_core.ko")
-    if module != f"{BUILT_IN}" and not _output("modinfo", "-F", "vermagic", module):
+    magic = (_output("modinfo", "-F", "vermagic", module) or "").split()
+    if not magic:
         raise Mismatch(f"IB_CORE={module} is no kernel module; name an ib_core.ko")
+    # In weak-updates are modules of kernels that are compatible.
+    if magic[0] != release and f"/lib/modules/{release}/" not in module:
+        raise Mismatch(f"IB_CORE={module} is for Linux {magic[0]}, not for {release}")
     return Path(module)
+
+
+def _check_name(path: Path) -> None:
+    """Make sure that Kbuild can be given a path."""
+    if _SPECIAL.search(f"{path}"):
+        raise Mismatch(
+            f"Kbuild cannot use '{path}', whose name has a space or a special character; move it"
+        )
 
 
 def _is_own(module: Path) -> bool:
@@ -107,7 +123,11 @@ def _kernel_of(tree: Path) -> str | None:
     """Return which kernel an OFED tree is for, if it says so."""
     configured = tree / "configure.mk.kernel"
     if configured.is_file():
-        found = re.search(r"^KVERSION\s*:?=\s*(\S+)", configured.read_text(), re.MULTILINE)
+        found = re.search(
+            r"^(?:export\s+)?KVERSION\s*[:?]?=\s*[\"']?([^\s\"']+)",
+            configured.read_text(errors="replace"),
+            re.MULTILINE,
+        )
         if found:
             return found[1]
     # The last part of the path, if it looks like a release at all.
@@ -117,10 +137,7 @@ def _kernel_of(tree: Path) -> str | None:
 def _check_tree(tree: Path, releases: Sequence[str], *, named: bool) -> None:
     """Make sure that an OFED tree is complete, and of one of the kernels."""
     release = releases[0]
-    if _SPECIAL.search(f"{tree}"):
-        raise Mismatch(
-            f"Kbuild cannot use '{tree}', whose name has a space or a special character; move it"
-        )
+    _check_name(tree)
     if not tree.is_dir():
         raise Mismatch(f"OFED_DIR={tree} is no directory; leave it out, or name OFED's tree")
     for name, fault in _TREE.items():
@@ -208,7 +225,7 @@ def find(release: str) -> tuple[Path | None, Path | None]:
     if loaded is not None:
         # What SLES and RHEL have in weak-updates is a link to a module for another kernel.
         found = re.search(r"/lib/modules/([^/]+)/", f"{loaded.resolve()}")
-        if found and found[1] != release:
+        if found and found[1] != release and f"/lib/modules/{release}/" in f"{loaded}":
             releases.append(found[1])
     if wanted:
         tree = Path(wanted).resolve()
@@ -219,7 +236,7 @@ def find(release: str) -> tuple[Path | None, Path | None]:
 
 def _exports(symvers: Path, suffix: str = "/ib_core") -> set[str]:
     """Return what a `Module.symvers` says that ib_core exports; other modules by their suffix."""
-    lines = (line.split("\t") for line in symvers.read_text().splitlines())
+    lines = (line.split("\t") for line in symvers.read_text(errors="replace").splitlines())
     return {fields[1] for fields in lines if len(fields) > 3 and f"/{fields[2]}".endswith(suffix)}
 
 
@@ -257,11 +274,14 @@ def digest(build: Build) -> str:
     files = [
         *sorted((build.include / "rdma").glob("*.h")),
         *((build.ofed / name for name in _TREE) if build.ofed else ()),
-        *(file for file in (*build.symvers, build.kernel / "Module.symvers") if file.is_file()),
-        *([build.module] if build.module and build.module.is_file() else ()),
+        *(*build.symvers, build.kernel / "Module.symvers"),
+        *([build.module] if build.module else ()),
     ]
-    total = hashlib.sha256()
-    for file in files:
+    # What the types are read by, and on top of what; the kernel itself is large.
+    kernel = build.kernel / "vmlinux"
+    date = kernel.stat().st_mtime_ns if kernel.exists() else None
+    total = hashlib.sha256(f"{shutil.which(build.bpftool)} {date}".encode())
+    for file in filter(Path.is_file, files):
         total.update(f"{file}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return total.hexdigest()
 
@@ -406,7 +426,10 @@ def _rust(members: Sequence[tuple[str, str, int, int]], fields: dict[str, str]) 
         lines.append(f'crate::modinfo::modinfo!("ib_core_{field}=", {json.dumps(value)}, "\\0");')
     name = " ".join(filter(None, (fields["origin"], fields["version"])))
     lines.append(f"pub(crate) const NAME: &str = {json.dumps(name)};")
-    lines.append(f"pub(crate) const BUILT_IN: bool = {json.dumps(fields['origin'] == 'built-in')};")
+    for origin in ("built-in", "in-tree"):
+        constant = origin.upper().replace("-", "_")
+        is_that = json.dumps(fields["origin"] == origin)
+        lines.append(f"pub(crate) const {constant}: bool = {is_that};")
     identity = ", ".join(f"0x{byte:02x}" for byte in bytes.fromhex(fields["build_id"]))
     value = f"Some(&[{identity}])" if identity else "None"
     lines.append(f"pub(crate) const BUILD_ID: Option<&[u8]> = {value};")
@@ -437,6 +460,12 @@ def _record_module(
             types = btf.types(unpacked, build.kernel, build.release, build.bpftool)
             _check_types(types, members, module)
         except btf.NoTypes as reason:
+            # The kernel's own headers are made with the kernel's own ib_core.
+            if build.ofed is not None and build.bpftool != "none":
+                raise Mismatch(
+                    f"whether OFED's headers are those of {module} cannot be told: {reason};"
+                    " install bpftool, or say BPFTOOL=none to go without"
+                ) from None
             return f"types not compared with {module}: {reason}"
         return f"types as in {module}"
 
@@ -453,6 +482,11 @@ def record(build: Build) -> str:
         "btf": "",
     }
     compared = "no ib_core.ko to compare with"
+    if build.module == BUILT_IN and build.ofed is not None:
+        raise Mismatch(
+            f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} has its own"
+            " ib_core built in; OFED_DIR=none builds for that one"
+        )
     if build.module == BUILT_IN:
         fields["origin"] = "built-in"
         compared = "part of the kernel, which cannot be exchanged"
@@ -500,10 +534,10 @@ def _main(options: argparse.Namespace) -> None:
 def main() -> int:
     """Run what the command line says."""
     # modinfo and bpftool are often there, and a user's PATH lacks it.
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     try:
         _main(_options())
-    except (Mismatch, OSError, subprocess.CalledProcessError, UnicodeDecodeError) as error:
+    except (Mismatch, OSError, RuntimeError, subprocess.CalledProcessError) as error:
         print(f"ib_core: {error}", file=sys.stderr)
         return 1
     return 0

@@ -15,12 +15,23 @@ PATH=$PATH:/usr/sbin:/sbin
 note=/sys/module/ib_core/notes/.note.gnu.build-id
 btf=/sys/kernel/btf/ib_core
 
-if [ $# -eq 0 ] || [ ! -f "$1" ]; then
-	say "${1:-no module} is not there; build it by 'make', and give its path"
+if [ $# -eq 0 ]; then
+	say "which module? Give the path of krdma_smoke.ko, which 'make' builds"
+	exit 2
+elif [ ! -f "$1" ]; then
+	say "$1 is not there; build it by 'make', and give its path"
+	exit 2
+elif ! command -v modinfo >/dev/null; then
+	say "modinfo is missing; install kmod"
 	exit 2
 elif [ "$(id -u)" -ne 0 ]; then
 	say "only root can load modules; try 'sudo $0 $*'"
 	exit 2
+fi
+
+if [ -d /sys/module/krdma_smoke ]; then
+	say "krdma_smoke is loaded already; 'rmmod krdma_smoke' first"
+	exit 1
 fi
 
 module=$1
@@ -37,10 +48,10 @@ refuse() {
 	exit 1
 }
 
-# The last one counts, and is spelled as the kernel's kstrtobool() has it.
+# The last one counts, and is spelled as the kernel's parse_args() and kstrtobool() have it.
 check=yes
 for argument; do
-	case $argument in
+	case $(printf %s "$argument" | tr -d '"' | tr - _) in
 	check_ib_core=[nNfFdD0]* | check_ib_core=[oO][fF]*) check=no ;;
 	check_ib_core | check_ib_core=*) check=yes ;;
 	esac
@@ -57,6 +68,11 @@ fi
 modprobe ib_core
 
 built=$(recorded build_id)
+case $(recorded origin):$(cat /sys/module/ib_core/taint 2>/dev/null) in
+in-tree:*O*) refuse "one that was not made with the kernel is loaded" ;;
+OFED:*O*) ;;
+OFED:*) refuse "the kernel's own is loaded" ;;
+esac
 if [ -z "$built" ]; then
 	say "$module does not say which ib_core it was built for, so it is not checked"
 elif [ -r $note ]; then

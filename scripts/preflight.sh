@@ -21,10 +21,10 @@ config() {
 	sed -n "s/^$1=\"\\{0,1\\}\\([^\"]*\\)\"\\{0,1\\}\$/\\1/p" "$kdir/include/config/auto.conf"
 }
 
-for directory in "$PWD" "$kdir"; do
-	case $directory in
+for path in "$PWD" "$kdir" "${RUSTC:-}" "${BINDGEN:-}"; do
+	case $path in
 	*[[:space:]\'\"\$\#:%\\\;\&\(\)\*\?\<\>\|\`]*)
-		say "Kbuild cannot build below '$directory', whose name has a space or a special character;" \
+		say "Kbuild cannot use '$path', whose name has a space or a special character;" \
 			"move it"
 		exit 1
 		;;

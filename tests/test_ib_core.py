@@ -113,7 +113,7 @@ def test_check_switched_off(guest: Guest) -> None:
     guest.add("rxe0")
     unchecked = "check_ib_core=0: it is not checked which ib_core is running"
     for command in ("insmod", "/load.sh"):
-        for value in ("0", "n", "No", "off", "1 check_ib_core=OFF"):
+        for value in ("0", "n", "No", "off", "1 check_ib_core=OFF", "1 check-ib-core=0", "'\"0\"'"):
             parameters = f"rdma_dev_name=rxe0 check_ib_core={value}"
             result = guest.do(f"{command} /krdma_smoke.ko {parameters}")
             assert says(result, [*init("rxe0"), unchecked, *taken("rxe0")]), value
@@ -136,6 +136,28 @@ def test_nothing_recorded(guest: Guest) -> None:
     assert says(result, [*init("rxe0"), unchecked, *taken("rxe0")])
     assert guest.objects() == one_each("rxe0")
     assert says(guest.unload(), [*EXIT, *RETURNED])
+
+
+@pytest.mark.parametrize(
+    ("stack", "built"),
+    [(CLIENTS, "unrecorded"), (CLIENTS, "in-tree"), ("in-tree", CLIENTS)],
+    indirect=["stack"],
+)
+def test_refused_by_origin(guest: Guest, stack: str, built: str) -> None:
+    """Without a build-id, the kernel's own is still told from one that is not."""
+    guest.add("rxe0")
+    guest.do(f"mount -t tmpfs none {NOTE}")
+    result = guest.run(f"insmod /for-{built}.ko rdma_dev_name=rxe0")
+    assert result.status != 0
+    running = "the kernel itself" if stack == "in-tree" else "somebody else"
+    assert re.fullmatch(
+        rf"built for ib_core .*, but an ib_core of {running} is running: run 'make' again, .*",
+        said(result)[-1],
+    )
+    assert not guest.objects()
+    result = guest.run(f"/load.sh /for-{built}.ko rdma_dev_name=rxe0")
+    assert result.status == 1
+    assert "is loaded" in result.output
 
 
 NOTE = "/sys/module/ib_core/notes"
@@ -170,7 +192,10 @@ def test_load(guest: Guest) -> None:
     result = guest.do("/load.sh /krdma_smoke.ko rdma_dev_name=some_0")
     assert result.output == ""
     assert said(result)[0] == "init, target rdma_dev_name=some_0"
+    assert "loaded already" in guest.run("/load.sh /krdma_smoke.ko").output
     guest.unload()
+    assert "Give the path" in guest.run("/load.sh").output
+    assert "modinfo is missing" in guest.run("PATH= /load.sh /krdma_smoke.ko").output
     result = guest.run("/load.sh /nowhere.ko")
     assert result.status == 2
     assert "/nowhere.ko is not there" in result.output
@@ -190,7 +215,7 @@ def test_load_by_types(guest: Guest, stack: str) -> None:
         guest.unload()
     else:
         assert result.status == 1
-        assert "has other types (/sys/kernel/btf/ib_core)" in result.output
+        assert "one that was not made with the kernel is loaded" in result.output
         # Those of a module that was built out of the kernel's tree are changed when it is loaded.
         assert "is not checked" in guest.do("/load.sh /krdma_smoke.ko").output
 
@@ -572,10 +597,32 @@ def test_compressed_ib_core(make: Make, chosen: Kernel, tmp_path: Path) -> None:
     assert f"types as in {compressed}" in built_for(make(f"IB_CORE={compressed}"))
 
 
-def test_without_bpftool(make: Make, chosen: Kernel) -> None:
-    """Where the types cannot be compared, the build says so."""
-    line = built_for(make(f"IB_CORE={chosen.ib_core}", "BPFTOOL=no-bpftool"))
-    assert f"types not compared with {chosen.ib_core}: no-bpftool is not installed" in line
+def test_without_bpftool(make: Make, chosen: Kernel, tmp_path: Path) -> None:
+    """Where the types cannot be compared, the build says so, and does it as soon as it can."""
+    arguments = [f"IB_CORE={chosen.ib_core}", "BPFTOOL=some-bpftool"]
+    line = built_for(make(*arguments))
+    assert f"types not compared with {chosen.ib_core}: some-bpftool is not installed" in line
+    tool = tmp_path / "tools/some-bpftool"
+    tool.parent.mkdir()
+    tool.symlink_to("/usr/bin/true")
+    line = built_for(make(*arguments))
+    assert f"types not compared with {chosen.ib_core}: some-bpftool cannot read" in line
+    tool.unlink()
+    tool.symlink_to("/usr/sbin/bpftool")
+    other = tool.with_name("other-bpftool")
+    other.symlink_to("/usr/sbin/bpftool")
+    line = built_for(make(f"IB_CORE={chosen.ib_core}", "BPFTOOL=other-bpftool"))
+    assert f"types as in {chosen.ib_core}" in line
+
+
+def test_ofed_without_bpftool(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
+    """OFED's headers are not believed to be those of its ib_core, unless one insists."""
+    kernel = vendors[DEVICES]
+    place(tmp_path, ofed(kernel), "ofed")
+    arguments = [f"IB_CORE={kernel.ib_core}", "OFED_DIR=/usr/src/ofed"]
+    assert "install bpftool" in refused(make(*arguments, "BPFTOOL=no-bpftool"))
+    line = built_for(make(*arguments, "BPFTOOL=none"))
+    assert f"types not compared with {kernel.ib_core}" in line
 
 
 @pytest.mark.parametrize("ib_core", ["none", "(builtin)"])
@@ -595,6 +642,41 @@ def test_not_an_ib_core(make: Make, chosen: Kernel, tmp_path: Path) -> None:
         assert "is no kernel module" in refused(make(f"IB_CORE={file}"))
     shutil.copy(chosen.ib_core.with_name("ib_uverbs.ko"), file)
     assert "finds no ib_register_client" in refused(make(f"IB_CORE={file}"))
+
+
+def test_ib_core_of_another_kernel(make: Make, chosen: Kernel, tmp_path: Path) -> None:
+    """An ib_core of another kernel than the one that is built for is refused."""
+    other = f"{chosen.release[:-1]}X"
+    file = tmp_path / "ib_core.ko"
+    file.write_bytes(
+        chosen.ib_core.read_bytes().replace(
+            f"vermagic={chosen.release}".encode(), f"vermagic={other}".encode()
+        )
+    )
+    line = refused(make(f"IB_CORE={file}"))
+    assert f"is for Linux {other}, not for {chosen.release}" in line
+
+
+@pytest.mark.parametrize("name", ["a directory", "it's here", "a$b"])
+def test_ib_core_named_badly(
+    make: Make, chosen: Kernel, clone: Path, tmp_path: Path, name: str
+) -> None:
+    """A path that Kbuild would take for something else is refused, and nothing is overwritten."""
+    file = tmp_path / name / "ib_core.ko"
+    file.parent.mkdir()
+    shutil.copy(chosen.ib_core, file)
+    makefile = (clone / "Makefile").read_bytes()
+    result = make(f"IB_CORE={file}")
+    assert result.returncode != 0
+    assert "has a space or a special character" in result.stderr or "is no file" in result.stderr
+    assert (clone / "Makefile").read_bytes() == makefile
+
+
+def test_ofed_and_built_in(make: Make, vendors: dict[str, Kernel], tmp_path: Path) -> None:
+    """OFED's headers do not go with an ib_core that is part of the kernel."""
+    place(tmp_path, ofed(vendors[CLIENTS]), "ofed")
+    line = refused(make("IB_CORE=(builtin)", "OFED_DIR=/usr/src/ofed"))
+    assert "has its own ib_core built in" in line
 
 
 def test_modinfo_says_which(

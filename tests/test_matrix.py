@@ -139,8 +139,8 @@ def test_chosen_rows() -> None:
         "sid",
         "trixie-backports, arm64",
     ]
-    with pytest.raises(Failure, match=r"no row has riscv in its name; there are: trixie-backports"):
-        matrix.chosen_rows(["riscv"])
+    with pytest.raises(Failure, match=r"no row has 'riscv' in its name; there are: trixie-"):
+        matrix.chosen_rows(["sid", "riscv"])
 
 
 def _row(name: str, failure: str = "") -> Row:

@@ -175,3 +175,13 @@ def test_swapped_names(guest: Guest) -> None:
     assert guest.objects() == one_each("rxe0", "rxe3")
     assert says(guest.unload(), [*EXIT, *RETURNED, *RETURNED])
     assert not guest.objects()
+
+
+@pytest.mark.parametrize("name", ["a\tb", "\x7f", "x" * 63, "ü", "%s", "a b"])
+def test_odd_device(guest: Guest, name: str) -> None:
+    """A device may have an odd name and is a device all the same."""
+    guest.add("rxe0")
+    guest.rename("rxe0", name)
+    result = guest.do("insmod /krdma_smoke.ko rdma_dev_name=")
+    assert said(result)[-1] == "resource smoke success"
+    assert says(guest.unload(), [*EXIT, *RETURNED])

@@ -104,15 +104,8 @@ pub(super) fn looks_right(device: NonNull<bindings::ib_device>) -> bool {
         return false;
     };
 
-    let Some(length) = name.iter().position(|byte| *byte == 0) else {
-        return false;
-    };
-
-    // What is no name hints at no pointer behind it, which had better not be followed.
-    if name
-        .get(..length)
-        .is_none_or(|name| name.is_empty() || name.iter().any(u8::is_ascii_control))
-    {
+    // Nameless is no device.
+    if name.first() == Some(&0) {
         return false;
     }
 

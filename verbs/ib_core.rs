@@ -20,6 +20,13 @@ use kernel::{
 /// What the build recorded of the `ib_core` that it was for.
 pub(crate) struct BuiltFor;
 
+impl BuiltFor {
+    /// Tells whether it was the kernel's own.
+    pub(crate) fn is_in_tree(&self) -> bool {
+        ib_core::IN_TREE
+    }
+}
+
 impl fmt::Display for BuiltFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match ib_core::BUILD_ID {
@@ -46,13 +53,16 @@ pub(crate) enum Comparison {
     Same(Compatible),
     /// It is another one.
     Different(BuildId),
+    /// It is another one: one was made with the kernel, and the other was not.
+    OtherOrigin,
     /// The build recorded no build-id.
     NotRecorded(Compatible),
     /// The running one does not show its build-id.
     NotReadable(Compatible, Error),
 }
 
-/// Compares the build-ids of the `ib_core` that the module was built for and of the running one.
+/// Compares the `ib_core` that the module was built for with the running one: their build-ids, or
+/// else whether they were made with the kernel.
 ///
 /// Says nothing of a device driver that was built for yet another `ib_core`. May sleep.
 pub(crate) fn compare() -> Comparison {
@@ -62,17 +72,63 @@ pub(crate) fn compare() -> Comparison {
         return Comparison::Same(compatible);
     }
 
-    let Some(recorded) = ib_core::BUILD_ID else {
-        return Comparison::NotRecorded(compatible);
-    };
-
-    match BuildId::of_running() {
-        Ok(running) => match running.bytes() {
-            Some(bytes) if bytes == recorded => Comparison::Same(compatible),
-            Some(_) => Comparison::Different(running),
+    let without = match (ib_core::BUILD_ID, BuildId::of_running()) {
+        (Some(recorded), Ok(running)) => match running.bytes() {
+            Some(bytes) if bytes == recorded => return Comparison::Same(compatible),
+            Some(_) => return Comparison::Different(running),
             None => Comparison::NotReadable(compatible, EINVAL),
         },
-        Err(error) => Comparison::NotReadable(compatible, error),
+        (Some(_), Err(error)) => Comparison::NotReadable(compatible, error),
+        (None, _) => Comparison::NotRecorded(compatible),
+    };
+
+    match is_running_in_tree() {
+        Ok(in_tree) if in_tree != ib_core::IN_TREE => Comparison::OtherOrigin,
+        _ => without,
+    }
+}
+
+/// Tells whether the `ib_core` that is running was made with the kernel: a module that was not
+/// taints it by `TAINT_OOT_MODULE`, shown as `O`.
+///
+/// # Errors
+///
+/// What [`read()`] returns.
+fn is_running_in_tree() -> Result<bool> {
+    let taint: [u8; 16] = read(c"/sys/module/ib_core/taint")?;
+
+    Ok(!taint.contains(&b'O'))
+}
+
+/// Reads the beginning of a file of sysfs; what is behind its end is zero.
+///
+/// Not by `kernel_read_file_from_path()`: security modules want to know what such a file is for, and
+/// have no word for these.
+///
+/// # Errors
+///
+/// `ENOENT` if there is no such file, or no sysfs at `/sys` for the process that loads the module.
+fn read<const N: usize>(path: &CStr) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+
+    // SAFETY: The path is NUL-terminated.
+    let file = from_err_ptr(unsafe {
+        bindings::filp_open(
+            as_char_ptr_in_const_context(path),
+            bindings::O_RDONLY as c_int,
+            0,
+        )
+    })?;
+
+    // SAFETY: `filp_open()` has returned a file. C writes no more to the buffer than its size.
+    let count = unsafe { bindings::kernel_read(file, bytes.as_mut_ptr().cast(), N, &mut 0) };
+
+    // SAFETY: The reference of `filp_open()` is given back, and the file not used any more.
+    unsafe { bindings::fput(file) };
+
+    match c_int::try_from(count) {
+        Ok(error) if error < 0 => Err(Error::from_errno(error)),
+        _ => Ok(bytes),
     }
 }
 
@@ -92,34 +148,11 @@ impl BuildId {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if `ib_core` is built into the kernel or was linked without a build-id, or if there
-    /// is no sysfs at `/sys` for the process that loads the module.
+    /// What [`read()`] returns; `ENOENT` also if `ib_core` was linked without a build-id.
     fn of_running() -> Result<Self> {
-        let mut note = [0; Self::NOTE_SIZE_MAX];
-
-        // Not `kernel_read_file_from_path()`: security modules want to know what such a file is
-        // for, and a note is nothing that they know.
-        //
-        // SAFETY: The path is NUL-terminated.
-        let file = from_err_ptr(unsafe {
-            bindings::filp_open(
-                as_char_ptr_in_const_context(c"/sys/module/ib_core/notes/.note.gnu.build-id"),
-                bindings::O_RDONLY as c_int,
-                0,
-            )
-        })?;
-
-        // SAFETY: `filp_open()` has returned a file. C writes no more to the buffer than its size.
-        let read =
-            unsafe { bindings::kernel_read(file, note.as_mut_ptr().cast(), note.len(), &mut 0) };
-
-        // SAFETY: The reference of `filp_open()` is given back, and the file not used any more.
-        unsafe { bindings::fput(file) };
-
-        match c_int::try_from(read) {
-            Ok(error) if error < 0 => Err(Error::from_errno(error)),
-            _ => Ok(Self { note }),
-        }
+        Ok(Self {
+            note: read(c"/sys/module/ib_core/notes/.note.gnu.build-id")?,
+        })
     }
 
     /// Returns the build-id itself, if the note is one that holds a build-id.
