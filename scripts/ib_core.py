@@ -484,8 +484,8 @@ def record(build: Build) -> str:
     compared = "no ib_core.ko to compare with"
     if build.module == BUILT_IN and build.ofed is not None:
         raise Mismatch(
-            f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} has its own"
-            " ib_core built in; OFED_DIR=none builds for that one"
+            f"the headers of ib_core are OFED's ({build.ofed}), and Linux {build.release} has its"
+            " own ib_core built in; OFED_DIR=none builds for that one"
         )
     if build.module == BUILT_IN:
         fields["origin"] = "built-in"

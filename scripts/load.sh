@@ -41,7 +41,8 @@ recorded() {
 }
 
 refuse() {
-	say "$module was built for ib_core $built ($(recorded origin) $(recorded version))," "and $*"
+	version=$(recorded version)
+	say "$module was built for ib_core $built ($(recorded origin)${version:+ $version}), and $*"
 	say "type 'make' to build it again, for the ib_core that modprobe loads" \
 		"($(modinfo -n ib_core 2>/dev/null || echo none)); if another one is loaded," \
 		"unload the RDMA drivers and ib_core, or reboot"
@@ -68,22 +69,26 @@ fi
 modprobe ib_core
 
 built=$(recorded build_id)
-case $(recorded origin):$(cat /sys/module/ib_core/taint 2>/dev/null) in
-in-tree:*O*) refuse "one that was not made with the kernel is loaded" ;;
-OFED:*O*) ;;
-OFED:*) refuse "the kernel's own is loaded" ;;
-esac
-if [ -z "$built" ]; then
-	say "$module does not say which ib_core it was built for, so it is not checked"
-elif [ -r $note ]; then
+if [ -n "$built" ] && [ -r $note ]; then
 	# Behind 12 bytes of header and "GNU".
-	loaded=$(od -A n -t x1 -j 16 $note | tr -d ' \n')
-	[ "$built" = "$loaded" ] || refuse "the one that is loaded is $loaded"
-elif [ -r $btf ] && [ -n "$(recorded btf)" ]; then
-	[ "$(recorded btf)" = "$(sha256sum <$btf | cut -d ' ' -f 1)" ] ||
-		refuse "the one that is loaded has other types ($btf)"
+	loaded=$(od -A n -t x1 -j 16 -N 64 $note | tr -d ' \n')
+	[ "$built" = "$loaded" ] || refuse "the one that is loaded is ${loaded:-unknown}"
 else
-	say "ib_core shows neither $note nor $btf, so it is not checked"
+	# One that was not made with the kernel is marked.
+	case $(recorded origin):$(cat /sys/module/ib_core/taint 2>/dev/null || echo '?') in
+	in-tree:*O*) refuse "one that was not made with the kernel is loaded" ;;
+	OFED:*[O?]*) ;;
+	OFED:*) refuse "the kernel's own is loaded" ;;
+	esac
+	types=$(recorded btf)
+	if [ -n "$types" ] && [ -r $btf ]; then
+		[ "$types" = "$(sha256sum <$btf | cut -d ' ' -f 1)" ] ||
+			refuse "the one that is loaded has other types ($btf)"
+	elif [ -z "$built" ]; then
+		say "$module does not say which ib_core it was built for, so it is not checked"
+	else
+		say "ib_core does not show $note, so it is not checked"
+	fi
 fi
 
 exec insmod "$@"
