@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildroot import BuildRoot
+from ib_core import SPECIAL
 from kernel import Kernel
 from report import Failure
 
@@ -54,7 +55,7 @@ def undefined(root: BuildRoot, ko: Path) -> list[str]:
 
 def directory(kernel: Kernel, variant: str = "") -> Path:
     """Return where the module is built for a kernel, with the sources in place."""
-    if re.search(r"[\s'\"$#:%\\;&()*?<>|`]", f"{PROJECT}"):
+    if SPECIAL.search(f"{PROJECT}"):
         raise Failure(
             f"Kbuild cannot build below '{PROJECT}', whose name has a space or a special character;"
             " move the sources"

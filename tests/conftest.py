@@ -137,3 +137,12 @@ def boot(
 def guest(boot: Callable[[], Guest]) -> Guest:
     """Return a freshly booted guest."""
     return boot()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Copy the sources, for targets that write beside them."""
+    path = tmp_path / "clone"
+    ignored = shutil.ignore_patterns("build", ".git", "rust-project.json", "*.ko", "*.o", "*.cmd")
+    shutil.copytree(module.PROJECT, path, ignore=ignored)
+    return path

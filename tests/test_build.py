@@ -147,15 +147,6 @@ def test_preflight_says_all_at_once(kdir: Path, tools: Path) -> None:
     assert len(preflight(kdir, tools)) == 3
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """Copy the sources, for targets that write beside them."""
-    path = tmp_path / "clone"
-    ignored = shutil.ignore_patterns("build", ".git", "rust-project.json", "*.ko", "*.o", "*.cmd")
-    shutil.copytree(PROJECT, path, ignore=ignored)
-    return path
-
-
 def headers(chosen: Kernel, path: Path, *, complete: bool) -> Path:
     """Copy a kernel's headers, as Debian ships them or with what `make headers` adds."""
     shutil.copytree(chosen.sources, path, symlinks=True)

@@ -224,15 +224,6 @@ def test_load_by_types(guest: Guest, stack: str) -> None:
 # What is built with what.
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """Copy the sources."""
-    path = tmp_path / "clone"
-    ignored = shutil.ignore_patterns("build", ".git", "rust-project.json", "*.ko", "*.o", "*.cmd")
-    shutil.copytree(PROJECT, path, ignore=ignored)
-    return path
-
-
 Make = Callable[..., subprocess.CompletedProcess[str]]
 
 
