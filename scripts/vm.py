@@ -25,6 +25,7 @@ from typing import Self
 from buildroot import BuildRoot
 from kernel import Kernel
 from report import Failure
+from uefi import Firmware
 
 _INIT = Path(__file__).parent / "guest-init.sh"
 
@@ -81,8 +82,12 @@ class Vm:
         accelerator: str = "tcg",
         processors: int = 2,
         memory: str = "512M",
+        firmware: Firmware | None = None,
     ) -> None:
-        """Prepare a guest with `files` (name there: file here); `log` takes its kernel log."""
+        """Prepare a guest with `files` (name there: file here); `log` takes its kernel log.
+
+        `firmware` is what it starts with in place of QEMU's BIOS.
+        """
         self._root = root
         self._arch = root.recipe.arch
         self._kernel = kernel
@@ -91,6 +96,7 @@ class Vm:
         self._accelerator = accelerator
         self._processors = processors
         self._memory = memory
+        self._firmware = firmware
         self._lines: list[str] = []
         self._partial = b""
         self._answer = b""
@@ -212,11 +218,27 @@ class Vm:
             *("-chardev", f"socket,id=control,fd={guest.fileno()}"),
             *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control"),
         ]
+        readable, writable = [self._directory, self._kernel.path], []
+        if self._firmware:
+            variables = self._directory / "variables.fd"
+            variables.write_bytes(self._firmware.variables)
+            command += [
+                # Only the firmware, in system management mode, can change what is trusted.
+                *("-machine", "q35,smm=on"),
+                *("-global", "driver=cfi.pflash01,property=secure,value=on"),
+                # A kernel that is not trusted is not started in another way.
+                *("-fw_cfg", "name=opt/org.tianocore/EnableLegacyLoader,string=no"),
+                *("-drive", f"if=pflash,format=raw,readonly=on,file={self._firmware.code}"),
+                *("-drive", f"if=pflash,format=raw,file={variables}"),
+            ]
+            readable.append(self._firmware.code)
+            writable.append(variables)
         self._errors = (self._directory / "qemu.log").open("w+b")
         self._qemu = subprocess.Popen(
             self._root.command(
                 command,
-                readable=[self._directory, self._kernel.path],
+                readable=readable,
+                writable=writable,
                 devices=["/dev/kvm"] if kvm else [],
             ),
             stdin=subprocess.DEVNULL,
