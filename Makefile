@@ -13,8 +13,8 @@ SCRIPT := scripts/host-tools.sh && python3 -B scripts
 FIND := python3 -B scripts/ib_core.py find "$$KVER" "$$KDIR"
 
 # Quoted by the shell, whatever is in them.
-modules clean headers: export KVER := $(KVER)
-modules clean headers: export KDIR := $(KDIR)
+modules sign clean headers: export KVER := $(KVER)
+modules sign clean headers: export KDIR := $(KDIR)
 
 .PHONY: all
 all: modules
@@ -23,6 +23,10 @@ all: modules
 modules:
 	@scripts/preflight.sh "$$KVER" "$$KDIR"
 	+@ib_core=$$($(FIND)) && $(KBUILD) $$ib_core modules
+
+.PHONY: sign
+sign:
+	@scripts/sign.sh krdma_smoke.ko "$$KVER" "$$KDIR"
 
 # An empty DEVICE stands for every one, none for the default.
 .PHONY: load
@@ -86,6 +90,7 @@ help:
 	@echo
 	@echo 'For a kernel of your own, by default the running one:'
 	@echo '  all, modules     build krdma_smoke.ko'
+	@echo '  sign             sign it for Secure Boot (KEY=, CERT=)'
 	@echo '  modules_install  install it, as Kbuild does'
 	@echo '  load             load it for DEVICE=, if it fits the ib_core that is running'
 	@echo '  clean            remove what was built here'
@@ -96,6 +101,7 @@ help:
 	@echo '  KDIR=DIRECTORY   its build tree (/lib/modules/KVER/build)'
 	@echo '  OFED_DIR=DIR     tree of MLNX_OFED or DOCA-OFED to build with; none: the kernel itself'
 	@echo '  IB_CORE=FILE     the ib_core.ko that it is to run with (what modprobe would load)'
+	@echo '  KEY=FILE         private key to sign with, or a PKCS#11 URI; CERT=FILE: its certificate'
 	@echo '  KERNEL=VERSION   Debian kernel for smoke and test (the newest with Rust)'
 	@echo '  ACCEL=kvm        hardware virtualisation for smoke (tcg, software emulation)'
 	@echo '  MIRROR=URL       Debian mirror (that of this machine, else the default)'
