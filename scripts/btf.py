@@ -44,13 +44,20 @@ class Types:
         return None if size is None else int(size)
 
     def _flat(self, item: dict[str, Any], start: int = 0) -> Iterator[tuple[str, int, int | None]]:
-        """Give name, offset and size of each member, those of anonymous members included."""
+        """Give name, offset and size of each member, and of those inside one with no name or type.
+
+        The latter are named by both, as `outer.inner`.
+        """
         for member in item["members"]:
             offset = start + member["bits_offset"] // 8
+            kind = self._by_id.get(member["type_id"], {})
+            inner = self._flat(kind, offset) if kind.get("name") == "(anon)" else ()
             if member["name"] == "(anon)":
-                yield from self._flat(self._by_id[member["type_id"]], offset)
-            else:
-                yield member["name"], offset, self._size(member["type_id"])
+                yield from inner
+                continue
+            yield member["name"], offset, self._size(member["type_id"])
+            for name, place, size in inner if "members" in kind else ():
+                yield f"{member['name']}.{name}", place, size
 
     def layouts(self, structure: str) -> Iterator[dict[str, tuple[int, int | None]]]:
         """Give offset and size of each member, and of the whole as "", for each such structure."""
