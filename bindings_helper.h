@@ -4,7 +4,9 @@
  * in Kbuild.
  */
 
+#include <rdma/ib_cache.h>
 #include <rdma/ib_verbs.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/uaccess.h>
+#include <linux/utsname.h>

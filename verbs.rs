@@ -15,26 +15,64 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
+mod buffer;
 pub(crate) mod client;
 mod cq;
 mod device;
+mod endpoint;
 mod event;
 pub(crate) mod ib_core;
+mod mr;
 mod pd;
+mod port;
 mod qp;
+mod task;
+mod wc;
+mod wr;
 
 pub(crate) use self::{
+    buffer::Buffer,
     cq::{
         CompletionQueue,
-        CompletionQueueAttributes, //
+        CompletionQueueAttributes,
+        PollContext,
+        PolledCompletionQueue, //
     },
-    device::Device,
+    device::{
+        Capabilities,
+        Device,
+        DeviceReference, //
+    },
+    endpoint::{
+        CallError,
+        Endpoint,
+        EndpointAttributes, //
+    },
     event::Event,
     pd::ProtectionDomain,
+    port::{
+        Address,
+        Port,
+        PortError, //
+    },
     qp::{
         QueuePair,
-        QueuePairAttributes, //
+        QueuePairAttributes,
+        State, //
     },
+    task::{
+        relax,
+        Job,
+        Stop,
+        Task, //
+    },
+    wc::{
+        now,
+        Opcode,
+        Status,
+        WorkCompletion, //
+    },
+    wr::Request,
 };
 
 use kernel::{

@@ -203,6 +203,11 @@ impl<T: DeclaredClient> Registration<T> {
         })
     }
 
+    /// Returns the client.
+    pub(crate) fn client(&self) -> &T {
+        &self.data
+    }
+
     /// Returns the registration to a callback of the client.
     ///
     /// # Safety

@@ -22,6 +22,17 @@ use kernel::{
     str::as_char_ptr_in_const_context, //
 };
 
+/// What a queue pair can have its completions put in.
+///
+/// # Safety
+///
+/// `as_raw()` must return the same valid completion queue each time, of the device with the brand
+/// `'d`, which is not destroyed before this is dropped.
+pub(crate) unsafe trait Queue<'d> {
+    /// Returns the `struct ib_cq`.
+    fn as_raw(&self) -> *mut bindings::ib_cq;
+}
+
 /// What a completion queue is to be like: `struct ib_cq_init_attr`.
 pub(crate) struct CompletionQueueAttributes {
     /// How many completions it holds at least; not 0.
@@ -96,11 +107,6 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
         })
     }
 
-    /// Returns the `struct ib_cq`.
-    pub(super) fn as_raw(&self) -> *mut bindings::ib_cq {
-        self.ptr.as_ptr()
-    }
-
     /// `ib_comp_handler`.
     extern "C" fn completion_callback(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
         C::completion();
@@ -117,6 +123,13 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
     }
 }
 
+// SAFETY: By the type invariant.
+unsafe impl<'d, C: Consumer> Queue<'d> for CompletionQueue<'d, C> {
+    fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.ptr.as_ptr()
+    }
+}
+
 impl<C: Consumer> Drop for CompletionQueue<'_, C> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant this is the only call for this queue, and the device is
@@ -125,5 +138,97 @@ impl<C: Consumer> Drop for CompletionQueue<'_, C> {
         let ret = unsafe { bindings::ib_destroy_cq_user(self.as_raw(), null_mut()) };
 
         destroyed::<C>("ib_destroy_cq", ret);
+    }
+}
+
+/// Who takes completions from a queue, and calls what is to be done for them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PollContext {
+    /// [`PolledCompletionQueue::process()`], on the spot: `IB_POLL_DIRECT`.
+    Direct,
+    /// A work item that an interrupt queues: `IB_POLL_WORKQUEUE`.
+    Workqueue,
+}
+
+/// A completion queue that `ib_core` takes completions from, for each of which it calls the function
+/// that its work request names (`struct ib_cqe`).
+///
+/// Freed when dropped, by `ib_free_cq()`.
+///
+/// # Invariants
+///
+/// `ptr` is a completion queue that `__ib_alloc_cq()` returned for a [`Device<'d>`] and that nobody
+/// else frees.
+pub(crate) struct PolledCompletionQueue<'d, C: Consumer> {
+    ptr: NonNull<bindings::ib_cq>,
+    _device: PhantomData<(Device<'d>, C)>,
+}
+
+impl<'d, C: Consumer> PolledCompletionQueue<'d, C> {
+    /// Allocates a completion queue by `__ib_alloc_cq()`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// As [`CompletionQueue::create()`].
+    pub(crate) fn allocate(
+        device: Device<'d>,
+        attributes: &CompletionQueueAttributes,
+        context: PollContext,
+    ) -> Result<Self> {
+        let entries = c_int::try_from(attributes.entries).map_err(|_| EINVAL)?;
+        let vector = c_int::try_from(attributes.vector).map_err(|_| EINVAL)?;
+
+        if entries == 0 || attributes.vector >= device.completion_vectors() {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: The device is valid by its type invariant. The name, whose pointer
+        // `rdma_restrack_set_name()` keeps, lasts as long as the module, as does the queue.
+        let ptr = from_err_ptr(unsafe {
+            bindings::__ib_alloc_cq(
+                device.as_raw(),
+                null_mut(),
+                entries,
+                vector,
+                match context {
+                    PollContext::Direct => bindings::ib_poll_context_IB_POLL_DIRECT,
+                    PollContext::Workqueue => bindings::ib_poll_context_IB_POLL_WORKQUEUE,
+                },
+                as_char_ptr_in_const_context(C::NAME),
+            )
+        })?;
+
+        // INVARIANT: `__ib_alloc_cq()` succeeded, and the pointer goes nowhere else.
+        Ok(Self {
+            ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
+            _device: PhantomData,
+        })
+    }
+
+    /// Takes a few completions from the queue, if there are any: `ib_process_cq_direct()`.
+    ///
+    /// For a queue of [`PollContext::Direct`] only.
+    pub(super) fn process(&self) {
+        // SAFETY: The queue is valid by the type invariant. What C calls is what the work requests
+        // name that were posted.
+        unsafe { bindings::ib_process_cq_direct(self.ptr.as_ptr(), Self::BUDGET) };
+    }
+
+    /// `IB_POLL_BATCH_DIRECT`: as many as C takes from the queue at a time.
+    const BUDGET: c_int = 8;
+}
+
+// SAFETY: By the type invariant.
+unsafe impl<'d, C: Consumer> Queue<'d> for PolledCompletionQueue<'d, C> {
+    fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.ptr.as_ptr()
+    }
+}
+
+impl<C: Consumer> Drop for PolledCompletionQueue<'_, C> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this is the only call for this queue, and the device is
+        // still there. Queue pairs own their completion queue, so none uses it any more.
+        unsafe { bindings::ib_free_cq(self.ptr.as_ptr()) };
     }
 }

@@ -14,7 +14,10 @@ use kernel::{
     error::from_err_ptr,
     fmt,
     prelude::*,
-    str::as_char_ptr_in_const_context, //
+    str::{
+        as_char_ptr_in_const_context,
+        BStr, //
+    }, //
 };
 
 /// What the build recorded of the `ib_core` that it was for.
@@ -188,4 +191,10 @@ impl fmt::Display for Hex<'_> {
             .iter()
             .try_for_each(|byte| f.write_fmt(fmt!("{byte:02x}")))
     }
+}
+
+/// Returns the release of the kernel that is running, as `uname -r` shows it.
+pub(crate) fn kernel_release() -> &'static BStr {
+    // SAFETY: The name is NUL-terminated, and never changes: it is that of the first namespace.
+    unsafe { bindings::c_string((&raw const bindings::init_uts_ns.name.release).cast()) }
 }

@@ -62,6 +62,13 @@ impl<'d, C: Consumer> ProtectionDomain<'d, C> {
         })
     }
 
+    /// Returns the key by which the device itself may reach any memory, for work requests of this
+    /// protection domain.
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: The protection domain is valid by the type invariant, and the key does not change.
+        unsafe { (*self.as_raw()).local_dma_lkey }
+    }
+
     /// Returns the `struct ib_pd`.
     pub(super) fn as_raw(&self) -> *mut bindings::ib_pd {
         self.ptr.as_ptr()

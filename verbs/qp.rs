@@ -3,22 +3,31 @@
 //! Queue pairs.
 
 use super::{
+    cq::Queue,
     destroyed,
+    Address,
     CompletionQueue,
     Consumer,
     Event,
+    PolledCompletionQueue,
+    Port,
     ProtectionDomain, //
 };
 use crate::bindings;
 use core::{
     mem::ManuallyDrop,
     ptr::{
+        null,
         null_mut,
         NonNull, //
     },
 };
 use kernel::{
-    error::from_err_ptr,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    fmt,
     prelude::*,
     str::as_char_ptr_in_const_context, //
 };
@@ -38,42 +47,47 @@ pub(crate) struct QueuePairAttributes {
 /// A queue pair could not be created: why, and what it was to be made of.
 ///
 /// When this is dropped, `cq` goes first.
-pub(crate) struct CreateError<'d, C: Consumer> {
+pub(crate) struct CreateError<'d, C: Consumer, Q: Queue<'d>> {
     /// What `ib_create_qp_kernel()` says.
     pub(crate) error: Error,
-    _cq: CompletionQueue<'d, C>,
+    _cq: Q,
     _pd: ProtectionDomain<'d, C>,
 }
 
-impl<C: Consumer> From<CreateError<'_, C>> for Error {
-    fn from(from: CreateError<'_, C>) -> Self {
+impl<'d, C: Consumer, Q: Queue<'d>> From<CreateError<'d, C, Q>> for Error {
+    fn from(from: CreateError<'d, C, Q>) -> Self {
         from.error
     }
 }
 
-/// A reliable-connected queue pair, in the state `RESET`.
+/// A reliable-connected queue pair.
 ///
 /// Destroyed when dropped, by `ib_destroy_qp_user()`; then its completion queue goes, then its
 /// protection domain.
 ///
-/// The queue pair never leaves `RESET`, where no work can be posted, so there is nothing to drain
+/// One with a [`PolledCompletionQueue`] can be connected. Work that was posted to it is drained
 /// before it is destroyed.
 ///
 /// # Invariants
 ///
 /// - `ptr` is a queue pair that `ib_create_qp_kernel()` returned and that nobody else destroys.
 /// - It uses `cq` for both directions, and `pd`.
-pub(crate) struct QueuePair<'d, C: Consumer> {
+/// - Only if `is_connected` has it left the state `RESET`.
+/// - If it is not `is_drained`, it has left `RESET`, and `cq` is a [`PolledCompletionQueue`]; else
+///   nothing that was posted is outstanding.
+pub(crate) struct QueuePair<'d, C: Consumer, Q: Queue<'d> = CompletionQueue<'d, C>> {
     ptr: NonNull<bindings::ib_qp>,
-    cq: ManuallyDrop<CompletionQueue<'d, C>>,
+    is_connected: bool,
+    is_drained: bool,
+    cq: ManuallyDrop<Q>,
     pd: ManuallyDrop<ProtectionDomain<'d, C>>,
 }
 
 // SAFETY: `ib_core` lets a queue pair be used and destroyed by any thread
 // (Documentation/infiniband/core_locking.rst, "Reentrancy"). No `C` is stored.
-unsafe impl<C: Consumer> Send for QueuePair<'_, C> {}
+unsafe impl<'d, C: Consumer, Q: Queue<'d> + Send> Send for QueuePair<'d, C, Q> {}
 
-impl<'d, C: Consumer> QueuePair<'d, C> {
+impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
     /// Creates a reliable-connected queue pair by `ib_create_qp_kernel()`.
     ///
     /// The completion queue serves both directions. No data is inlined, and a send work request
@@ -85,9 +99,9 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     /// driver says; the completion queue and the protection domain are in the error.
     pub(crate) fn create(
         pd: ProtectionDomain<'d, C>,
-        cq: CompletionQueue<'d, C>,
+        cq: Q,
         attributes: &QueuePairAttributes,
-    ) -> Result<Self, CreateError<'d, C>> {
+    ) -> Result<Self, CreateError<'d, C, Q>> {
         let mut attributes = bindings::ib_qp_init_attr {
             event_handler: Some(Self::event_callback),
             send_cq: cq.as_raw(),
@@ -123,6 +137,8 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
             // nowhere else.
             Ok(ptr) => Ok(Self {
                 ptr,
+                is_connected: false,
+                is_drained: true,
                 cq: ManuallyDrop::new(cq),
                 pd: ManuallyDrop::new(pd),
             }),
@@ -141,6 +157,20 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
         unsafe { (*self.ptr.as_ptr()).qp_num }
     }
 
+    /// Puts the queue pair into the state `ERR` and waits until everything that was posted has
+    /// completed: `ib_drain_qp()`. May sleep.
+    ///
+    /// Does nothing if there is nothing to wait for: from `RESET` there is no way to `ERR`.
+    pub(super) fn drain(&mut self) {
+        if !self.is_drained {
+            // SAFETY: By the type invariants the queue pair is valid, has left `RESET`, and has a
+            // completion queue of `__ib_alloc_cq()`. Nobody else posts to it, as this borrows it.
+            // Whoever posted has left room for one more in each of the queues.
+            unsafe { bindings::ib_drain_qp(self.ptr.as_ptr()) };
+            self.is_drained = true;
+        }
+    }
+
     /// `ib_qp_init_attr.event_handler`.
     ///
     /// # Safety
@@ -152,8 +182,242 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     }
 }
 
-impl<C: Consumer> Drop for QueuePair<'_, C> {
+/// How a queue pair is to work with its peer, beside the path.
+pub(super) struct ConnectionAttributes {
+    /// How many reads and atomic operations it may have on their way.
+    pub(super) outstanding_reads: u8,
+    /// How many of its peer's it works at.
+    pub(super) incoming_reads: u8,
+    /// What the peer may do to memory that is registered for it: `enum ib_access_flags`.
+    pub(super) access: bindings::ib_access_flags,
+}
+
+impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
+    /// The first packet's number, on either side: any will do on a connection that is new, between
+    /// queue pairs that are.
+    const PACKET_SEQUENCE_NUMBER: u32 = 0;
+
+    /// How long to wait for an acknowledgement: 4.096 µs times two to the power of this, 0.5 s.
+    const ACK_TIMEOUT: u8 = 17;
+
+    /// How often a packet is sent again that was not acknowledged. Not the most that there is, 7:
+    /// soft-RoCE takes that for without end (`rxe_completer()`).
+    const RETRIES: u8 = 6;
+
+    /// How often a message is sent again for which no receive was posted: without end.
+    const RNR_RETRIES: u8 = 7;
+
+    /// How long the peer is to wait before that: 0.64 ms, by the table of the specification.
+    const RNR_TIMER: u8 = 12;
+
+    /// Connects the queue pair, which must be in `RESET`, to that of a peer: `INIT`, `RTR`, `RTS`, by
+    /// `ib_modify_qp()`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, or what the device's driver says; the queue pair is good for nothing then.
+    pub(super) fn connect(
+        &mut self,
+        (port, from): (&Port<'d>, &Address),
+        (peer_port, to): (&Port<'_>, &Address),
+        peer_number: u32,
+        attributes: &ConnectionAttributes,
+    ) -> Result {
+        use bindings::*;
+
+        self.is_connected = true;
+
+        self.modify(
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_INIT,
+                pkey_index: 0,
+                port_num: port.number(),
+                qp_access_flags: attributes.access as c_int,
+                ..Default::default()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_PKEY_INDEX
+                | ib_qp_attr_mask_IB_QP_PORT
+                | ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        )?;
+
+        self.modify(
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_RTR,
+                ah_attr: port.path(from, to),
+                path_mtu: port.mtu_code().min(peer_port.mtu_code()),
+                dest_qp_num: peer_number,
+                rq_psn: Self::PACKET_SEQUENCE_NUMBER,
+                max_dest_rd_atomic: attributes.incoming_reads,
+                min_rnr_timer: Self::RNR_TIMER,
+                ..Default::default()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_AV
+                | ib_qp_attr_mask_IB_QP_PATH_MTU
+                | ib_qp_attr_mask_IB_QP_DEST_QPN
+                | ib_qp_attr_mask_IB_QP_RQ_PSN
+                | ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
+                | ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER,
+        )?;
+
+        self.modify(
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_RTS,
+                sq_psn: Self::PACKET_SEQUENCE_NUMBER,
+                timeout: Self::ACK_TIMEOUT,
+                retry_cnt: Self::RETRIES,
+                rnr_retry: Self::RNR_RETRIES,
+                max_rd_atomic: attributes.outstanding_reads,
+                ..Default::default()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_SQ_PSN
+                | ib_qp_attr_mask_IB_QP_TIMEOUT
+                | ib_qp_attr_mask_IB_QP_RETRY_CNT
+                | ib_qp_attr_mask_IB_QP_RNR_RETRY
+                | ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    /// Changes attributes by `ib_modify_qp()`.
+    fn modify(
+        &mut self,
+        mut attributes: bindings::ib_qp_attr,
+        mask: bindings::ib_qp_attr_mask,
+    ) -> Result {
+        // SAFETY: The queue pair is valid by the type invariant. The attributes, of which C takes
+        // those that the mask has, are used during the call only.
+        to_result(unsafe {
+            bindings::ib_modify_qp(self.ptr.as_ptr(), &mut attributes, mask as c_int)
+        })
+    }
+
+    /// Returns the state, by `ib_query_qp()`. May sleep.
+    pub(super) fn state(&self) -> Result<State> {
+        let mut attributes = bindings::ib_qp_attr::default();
+        let mut init_attributes = bindings::ib_qp_init_attr::default();
+
+        // SAFETY: The queue pair is valid by the type invariant. C writes to both during the call
+        // only.
+        to_result(unsafe {
+            bindings::ib_query_qp(
+                self.ptr.as_ptr(),
+                &mut attributes,
+                bindings::ib_qp_attr_mask_IB_QP_STATE as c_int,
+                &mut init_attributes,
+            )
+        })?;
+
+        Ok(State(attributes.qp_state))
+    }
+
+    /// Posts a list of work requests to the send queue: `ib_post_send()`.
+    ///
+    /// # Safety
+    ///
+    /// Each of them must be valid for the call, what it refers to until it has completed, and its
+    /// `wr_cqe` must be right for it. In both queues and in the completion queue there must be room
+    /// for one more, to be drained with.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` in the state `RESET`, or what the device's driver says, such as `ENOMEM` if the queue is full. Those before the bad
+    /// one have been posted.
+    pub(super) unsafe fn post_send(&mut self, first: *mut bindings::ib_send_wr) -> Result {
+        let mut bad = null();
+
+        self.prepare_to_post()?;
+
+        // SAFETY: The queue pair and its device are valid by the type invariant; drivers have this
+        // function, which `ib_post_send()` calls in this way. The work requests are as they must be
+        // by the safety requirement.
+        to_result(unsafe {
+            let qp = self.ptr.as_ptr();
+            let post_send = (*(*qp).device).ops.post_send.ok_or(EINVAL)?;
+
+            post_send(qp, first, &mut bad)
+        })
+    }
+
+    /// Posts a list of work requests to the receive queue: `ib_post_recv()`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::post_send()`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::post_send()`].
+    pub(super) unsafe fn post_receive(&mut self, first: *mut bindings::ib_recv_wr) -> Result {
+        let mut bad = null();
+
+        self.prepare_to_post()?;
+
+        // SAFETY: As in `post_send()`.
+        to_result(unsafe {
+            let qp = self.ptr.as_ptr();
+            let post_recv = (*(*qp).device).ops.post_recv.ok_or(EINVAL)?;
+
+            post_recv(qp, first, &mut bad)
+        })
+    }
+
+    fn prepare_to_post(&mut self) -> Result {
+        if !self.is_connected {
+            return Err(EINVAL);
+        }
+
+        self.is_drained = false;
+        Ok(())
+    }
+
+    /// Returns the completion queue.
+    pub(super) fn cq(&self) -> &PolledCompletionQueue<'d, C> {
+        &self.cq
+    }
+
+    /// Returns the protection domain.
+    pub(super) fn pd(&self) -> &ProtectionDomain<'d, C> {
+        &self.pd
+    }
+
+    /// Returns the `struct ib_qp`.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_qp {
+        self.ptr.as_ptr()
+    }
+}
+
+/// The state of a queue pair: `enum ib_qp_state`.
+///
+/// Displayed as the specification has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State(bindings::ib_qp_state);
+
+impl State {
+    /// Something went wrong, and whatever is posted is flushed.
+    pub(crate) const ERR: Self = Self(bindings::ib_qp_state_IB_QPS_ERR);
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            bindings::ib_qp_state_IB_QPS_RESET => "RESET",
+            bindings::ib_qp_state_IB_QPS_INIT => "INIT",
+            bindings::ib_qp_state_IB_QPS_RTR => "RTR",
+            bindings::ib_qp_state_IB_QPS_RTS => "RTS",
+            bindings::ib_qp_state_IB_QPS_SQD => "SQD",
+            bindings::ib_qp_state_IB_QPS_SQE => "SQE",
+            bindings::ib_qp_state_IB_QPS_ERR => "ERR",
+            _ => "unknown",
+        })
+    }
+}
+
+impl<'d, C: Consumer, Q: Queue<'d>> Drop for QueuePair<'d, C, Q> {
     fn drop(&mut self) {
+        self.drain();
+
         // SAFETY: By the type invariant this is the only call for this queue pair, and the device
         // is still there. No user data goes with a kernel object.
         let ret = unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), null_mut()) };

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that a device can reach.
+
+use super::Device;
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+use kernel::{
+    alloc::{
+        flags::{
+            __GFP_NOWARN,
+            __GFP_ZERO, //
+        },
+        KVec, //
+    },
+    bindings,
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// A page, for its alignment.
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "C uses it")] [u8; PAGE_SIZE]);
+
+/// Whose memory a [`Buffer`] is.
+enum Owner {
+    /// Of the kernel; for a device that is software and wants virtual addresses.
+    Kernel(#[expect(dead_code, reason = "freed when dropped")] KVec<Page>),
+    /// Coherent memory of a device that accesses memory by DMA.
+    Device(*mut bindings::device),
+}
+
+/// A piece of memory, contiguous for the device, that it and the processor see alike.
+///
+/// The device may write to it at any moment, so there are no references to what is in it.
+///
+/// # Invariants
+///
+/// - `memory` is valid for `size` bytes, aligned to a page, and belongs to `owner`.
+/// - The device reaches it by `address`.
+pub(crate) struct Buffer<'d> {
+    memory: NonNull<u64>,
+    address: u64,
+    size: usize,
+    owner: Owner,
+    _device: PhantomData<Device<'d>>,
+}
+
+impl<'d> Buffer<'d> {
+    /// Allocates at least `size` bytes, in whole pages, that are zero. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn allocate(device: Device<'d>, size: usize) -> Result<Self> {
+        let pages = size.div_ceil(PAGE_SIZE).max(1);
+        let size = pages.checked_mul(PAGE_SIZE).ok_or(ENOMEM)?;
+        let dma_device = device.dma_device();
+
+        if dma_device.is_null() {
+            let mut memory =
+                KVec::<Page>::with_capacity(pages, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN)?;
+
+            // INVARIANT: kmalloc() memory is contiguous, and devices like this one take its virtual
+            // address (`ib_dma_map_single()`).
+            return Ok(Self {
+                memory: NonNull::new(memory.as_mut_ptr()).ok_or(ENOMEM)?.cast(),
+                address: memory.as_mut_ptr().expose_provenance() as u64,
+                size,
+                owner: Owner::Kernel(memory),
+                _device: PhantomData,
+            });
+        }
+
+        let dma_device = dma_device.cast();
+        let mut address = 0;
+
+        // SAFETY: The device that does DMA for an RDMA device is there for as long as that is.
+        let memory = unsafe {
+            bindings::dma_alloc_attrs(
+                dma_device,
+                size,
+                &mut address,
+                bindings::GFP_KERNEL | bindings::__GFP_ZERO | bindings::__GFP_NOWARN,
+                0,
+            )
+        };
+
+        // INVARIANT: Such memory is aligned to a page (Documentation/core-api/dma-api.rst).
+        Ok(Self {
+            memory: NonNull::new(memory.cast()).ok_or(ENOMEM)?,
+            address,
+            size,
+            owner: Owner::Device(dma_device),
+            _device: PhantomData,
+        })
+    }
+
+    /// Returns the address by which the device reaches the memory.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Returns the size in bytes, a multiple of that of a page.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Writes `word(0)`, `word(1)`, ... to the first `length` bytes, rounded up to whole words.
+    pub(crate) fn fill(&self, length: usize, mut word: impl FnMut(u64) -> u64) {
+        for (index, place) in self.words(length) {
+            // SAFETY: By the type invariant, see `words()`. The device may access it at the same
+            // time, hence volatile.
+            unsafe { place.write_volatile(word(index)) };
+        }
+    }
+
+    /// Compares the first `length` bytes with `word(0)`, `word(1)`, ...; returns the offset of the
+    /// first byte that differs.
+    pub(crate) fn check(
+        &self,
+        length: usize,
+        mut word: impl FnMut(u64) -> u64,
+    ) -> Result<(), usize> {
+        let mut offset = 0usize;
+
+        for (index, place) in self.words(length) {
+            // SAFETY: As in `fill()`.
+            let difference = unsafe { place.read_volatile() } ^ word(index);
+
+            if difference != 0 {
+                // Bytes are compared in the order of their addresses.
+                let first =
+                    offset.saturating_add(u64::from_le(difference).trailing_zeros() as usize / 8);
+
+                // Behind the end is what was there before.
+                if first < length {
+                    return Err(first);
+                }
+            }
+
+            offset = offset.saturating_add(size_of::<u64>());
+        }
+
+        Ok(())
+    }
+
+    /// Returns the words that the first `length` bytes are in, with their indices.
+    fn words(&self, length: usize) -> impl Iterator<Item = (u64, *mut u64)> {
+        let count = length.min(self.size).div_ceil(size_of::<u64>()) as u64;
+        let mut place = self.memory.as_ptr();
+        let mut index = 0u64;
+
+        core::iter::from_fn(move || {
+            if index >= count {
+                return None;
+            }
+
+            let next = (index, place);
+
+            index = index.wrapping_add(1);
+            place = place.wrapping_add(1);
+            Some(next)
+        })
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        if let Owner::Device(dma_device) = self.owner {
+            // SAFETY: By the type invariant it is such memory, and it is freed only here.
+            unsafe {
+                bindings::dma_free_attrs(
+                    dma_device,
+                    self.size,
+                    self.memory.as_ptr().cast(),
+                    self.address,
+                    0,
+                )
+            };
+        }
+    }
+}

@@ -1,0 +1,596 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ends of a connection, which post work requests and take their completions.
+
+use super::{
+    cq::{
+        CompletionQueueAttributes,
+        PollContext,
+        PolledCompletionQueue, //
+    },
+    mr::MemoryRegion,
+    qp::ConnectionAttributes,
+    wc::{
+        Entry,
+        Outstanding, //
+    },
+    wr::{
+        ReceiveRequest,
+        Remote,
+        SendRequest, //
+    },
+    Address,
+    Buffer,
+    Capabilities,
+    Consumer,
+    Device,
+    Port,
+    ProtectionDomain,
+    QueuePair,
+    QueuePairAttributes,
+    Request,
+    State,
+    WorkCompletion, //
+};
+use crate::bindings;
+use core::ptr::null_mut;
+use kernel::{
+    alloc::KVec,
+    prelude::*, //
+};
+
+/// A function of `ib_core` has failed: which, and how.
+pub(crate) struct CallError {
+    pub(crate) function: &'static str,
+    pub(crate) error: Error,
+}
+
+/// What has failed where there was no memory.
+const MEMORY: &str = "allocating memory";
+
+/// Makes a [`CallError`] of an error.
+pub(super) fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {
+    move |error| CallError {
+        function,
+        error: error.into(),
+    }
+}
+
+/// What an endpoint is to be like.
+pub(crate) struct EndpointAttributes {
+    /// How many messages can be on their way, either way; not 0.
+    pub(crate) depth: u32,
+    /// The size of the largest message in bytes.
+    pub(crate) size: usize,
+    /// Who takes its completions.
+    pub(crate) context: PollContext,
+    /// The peer is to access its memory.
+    pub(crate) is_target: bool,
+}
+
+impl EndpointAttributes {
+    /// One of each queue's work requests is for draining, and one to be sent is for the read behind
+    /// messages ([`Endpoint::prepare()`]).
+    const EXTRA_SENDS: u32 = 2;
+    const EXTRA_RECEIVES: u32 = 1;
+
+    /// Returns the largest depth that such a device can have.
+    pub(crate) fn max_depth(device: &Capabilities) -> u32 {
+        let entries = device
+            .completion_queue_entries
+            .saturating_sub(Self::EXTRA_SENDS)
+            .saturating_sub(Self::EXTRA_RECEIVES);
+
+        device
+            .queue_pair_work_requests
+            .saturating_sub(Self::EXTRA_SENDS)
+            .min(entries / 2)
+    }
+}
+
+/// One end of a reliable connection: a queue pair with a completion queue of its own, and memory for
+/// its messages.
+///
+/// What is posted refers to this only, so that there is nothing that a caller could free too early.
+/// Dropping it drains the queue pair, and destroys everything.
+pub(crate) struct Endpoint<'d, C: Consumer> {
+    // First, so that it is destroyed, and the completion queue freed, before what they use.
+    qp: QueuePair<'d, C, PolledCompletionQueue<'d, C>>,
+    /// Of the first buffers, if the peer is to access them.
+    regions: KVec<MemoryRegion<'d, C>>,
+    /// One for each message, and one for the read behind them.
+    buffers: KVec<Buffer<'d>>,
+    sends: KVec<SendRequest>,
+    receives: KVec<ReceiveRequest>,
+    /// What the batch that is prepared asks for, of how many messages it is, and of how many work
+    /// requests with the read behind them.
+    request: Option<Request>,
+    messages: usize,
+    prepared: usize,
+    prepared_receives: usize,
+    send_entries: KVec<Entry>,
+    receive_entries: KVec<Entry>,
+    sending: Pin<KBox<Outstanding>>,
+    receiving: Pin<KBox<Outstanding>>,
+    context: PollContext,
+    lkey: u32,
+    has_atomics: bool,
+    device: Device<'d>,
+}
+
+impl<'d, C: Consumer> Endpoint<'d, C> {
+    /// Creates an endpoint, not connected: all that it will ever need. May sleep, and with a large
+    /// depth may take long, in which it asks again and again whether it `goes_on`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the functions of `ib_core` that are called, or `ECANCELED` of none of them. What has
+    /// been done is undone.
+    pub(crate) fn create(
+        device: Device<'d>,
+        attributes: &EndpointAttributes,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Self, CallError> {
+        let depth = attributes.depth;
+        let send_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_SENDS);
+        let receive_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_RECEIVES);
+        let batch = depth as usize;
+        let one_more = batch.checked_add(1).ok_or(ENOMEM).map_err(of(MEMORY))?;
+        let check = || {
+            goes_on()
+                .then_some(())
+                .ok_or(ECANCELED)
+                .map_err(of("creating an endpoint"))
+        };
+
+        let pd = ProtectionDomain::alloc(device).map_err(of("ib_alloc_pd"))?;
+        let lkey = pd.local_key();
+
+        let cq = PolledCompletionQueue::allocate(
+            device,
+            &CompletionQueueAttributes {
+                entries: send_work_requests.saturating_add(receive_work_requests),
+                vector: 0,
+            },
+            attributes.context,
+        )
+        .map_err(of("ib_alloc_cq"))?;
+
+        let qp = QueuePair::create(
+            pd,
+            cq,
+            &QueuePairAttributes {
+                send_work_requests,
+                receive_work_requests,
+                send_sges: 1,
+                receive_sges: 1,
+            },
+        )
+        .map_err(of("ib_create_qp"))?;
+
+        let outstanding =
+            || KBox::pin_init(Outstanding::new(attributes.context), GFP_KERNEL).map_err(of(MEMORY));
+        let sending = outstanding()?;
+        let receiving = outstanding()?;
+
+        let raw = qp.as_raw();
+        let mut this = Self {
+            sends: array(one_more, |_| Ok(SendRequest::new()))?,
+            receives: array(batch, |_| Ok(ReceiveRequest::default()))?,
+            send_entries: array(one_more, |_| Ok(Entry::new(&sending, raw)))?,
+            receive_entries: array(batch, |_| Ok(Entry::new(&receiving, raw)))?,
+            buffers: array(one_more, |index| {
+                // The read behind messages is of a word at most.
+                let size = if index < batch {
+                    attributes.size
+                } else {
+                    size_of::<u64>()
+                };
+
+                check()?;
+                Buffer::allocate(device, size).map_err(of(MEMORY))
+            })?,
+            regions: KVec::new(),
+            request: None,
+            messages: 0,
+            prepared: 0,
+            prepared_receives: 0,
+            sending,
+            receiving,
+            context: attributes.context,
+            lkey,
+            has_atomics: device.capabilities().atomics,
+            qp,
+            device,
+        };
+
+        if attributes.is_target {
+            let mut buffers = this.buffers.iter();
+            let pd = this.qp.pd();
+
+            this.regions = array(batch, |_| {
+                let buffer = buffers.next().ok_or(EINVAL).map_err(of(MEMORY))?;
+
+                check()?;
+                // SAFETY: `Drop` deregisters the regions before anything else goes.
+                unsafe { MemoryRegion::new(pd, buffer) }
+            })?;
+        }
+
+        Ok(this)
+    }
+
+    /// Connects the endpoint to its peer, whose address is to be of the same kind.
+    ///
+    /// # Errors
+    ///
+    /// That of `ib_modify_qp()`; the endpoint is good for nothing then.
+    pub(crate) fn connect(
+        &mut self,
+        (port, from): (&Port<'d>, &Address),
+        (peer_port, to): (&Port<'_>, &Address),
+        peer: &Endpoint<'_, C>,
+    ) -> Result<(), CallError> {
+        let here = self.device.capabilities();
+        let there = peer.device.capabilities();
+        let access = self.access();
+
+        self.qp
+            .connect(
+                (port, from),
+                (peer_port, to),
+                peer.qp.number(),
+                &ConnectionAttributes {
+                    outstanding_reads: reads(here.outstanding_reads, there.incoming_reads),
+                    incoming_reads: reads(here.incoming_reads, there.outstanding_reads),
+                    access,
+                },
+            )
+            .map_err(of("ib_modify_qp"))
+    }
+
+    /// Prepares the batch of work requests that [`Self::post()`] posts: `count` messages of `length`
+    /// bytes.
+    ///
+    /// Each is about the buffer of its own index, on either side. They are linked, and posted by one
+    /// call. With `read_behind` there is one more: a read of the last message's target, which is
+    /// executed after the others, and whose completion tells that what they have written is there.
+    ///
+    /// Of more messages than the depth, and of more bytes than the size, only as many are prepared.
+    pub(crate) fn prepare(
+        &mut self,
+        request: Request,
+        count: usize,
+        length: usize,
+        peer: &Endpoint<'_, C>,
+        read_behind: bool,
+    ) {
+        let count = count.min(self.receives.len());
+        let mut index = 0;
+
+        self.request = Some(request);
+
+        while index < count {
+            self.prepare_one(index, request, length, peer.remote(index));
+            index = index.wrapping_add(1);
+        }
+
+        if read_behind {
+            let last = peer.remote(count.saturating_sub(1));
+
+            self.prepare_one(count, Request::Read, length.min(size_of::<u64>()), last);
+        }
+
+        self.link(count, count.wrapping_add(read_behind.into()));
+    }
+
+    /// Prepares a batch of work requests that each open a buffer to the peer, under a new key. None
+    /// for an endpoint that is no target.
+    pub(crate) fn prepare_registrations(&mut self) {
+        let access = self.access();
+
+        self.prepare_regions(|send, cqe, region| send.set_registration(cqe, region, access));
+    }
+
+    /// Prepares a batch of work requests that each close a buffer to the peer.
+    pub(crate) fn prepare_invalidations(&mut self) {
+        self.prepare_regions(|send, cqe, region| send.set_invalidation(cqe, region));
+    }
+
+    fn prepare_regions(
+        &mut self,
+        mut set: impl FnMut(&mut SendRequest, *mut bindings::ib_cqe, &mut MemoryRegion<'d, C>),
+    ) {
+        let mut entries = self.send_entries.iter();
+        let mut sends = self.sends.iter_mut();
+
+        self.request = None;
+
+        for region in &mut *self.regions {
+            if let (Some(entry), Some(send)) = (entries.next(), sends.next()) {
+                set(send, entry.as_raw(), region);
+            }
+        }
+
+        let count = self.regions.len();
+
+        self.link(count, count);
+    }
+
+    /// Returns where a buffer of this endpoint is for its peer; nowhere, if it is not a target.
+    fn remote(&self, index: usize) -> Remote {
+        self.regions
+            .get(index)
+            .map_or_else(Remote::default, Remote::of)
+    }
+
+    /// Prepares one work request.
+    fn prepare_one(&mut self, index: usize, request: Request, length: usize, remote: Remote) {
+        let (Some(send), Some(buffer), Some(entry)) = (
+            self.sends.get_mut(index),
+            self.buffers.get(index),
+            self.send_entries.get(index),
+        ) else {
+            return;
+        };
+
+        #[cfg(krdma_smoke_bug = "wrong-wr_cqe")]
+        let entry = match (self.request, self.send_entries.first()) {
+            (Some(Request::Read), Some(first)) => first,
+            _ => entry,
+        };
+
+        send.set(
+            request,
+            entry.as_raw(),
+            piece(buffer, length, self.lkey),
+            remote,
+        );
+    }
+
+    /// Links the first `prepared` requests, all but the one behind them messages: the next batch.
+    fn link(&mut self, messages: usize, prepared: usize) {
+        self.messages = messages;
+        self.prepared = prepared;
+
+        let sends = self.sends.get_mut(..prepared).unwrap_or_default();
+        let mut next = null_mut();
+
+        for send in sends.iter_mut().rev() {
+            send.link(next);
+            next = send.as_raw();
+        }
+    }
+
+    /// What the peer may do to registered memory: `enum ib_access_flags`.
+    fn access(&self) -> bindings::ib_access_flags {
+        let atomic = if self.has_atomics {
+            bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC
+        } else {
+            0
+        };
+
+        bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE
+            | bindings::ib_access_flags_IB_ACCESS_REMOTE_READ
+            | bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
+            | atomic
+    }
+
+    /// Sets the immediate data of the messages that are prepared, each by its index.
+    pub(crate) fn set_immediates(&mut self, mut immediate: impl FnMut(u64) -> u32) {
+        if self.request.is_some_and(Request::has_immediate) {
+            let mut index = 0u64;
+
+            for send in self.prepared_sends() {
+                send.set_immediate(immediate(index));
+                index = index.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Sets the operands of the atomic operations that are prepared, each by its index: what is
+    /// compared and swapped, or what is added and nothing.
+    pub(crate) fn set_operands(&mut self, mut operands: impl FnMut(u64) -> (u64, u64)) {
+        if self.request.is_some_and(Request::is_atomic) {
+            let mut index = 0u64;
+
+            for send in self.prepared_sends() {
+                send.set_operands(operands(index));
+                index = index.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Changes the key of the first read that is prepared to one that opens nothing.
+    pub(crate) fn falsify_first_key(&mut self) {
+        if self.request == Some(Request::Read) {
+            if let Some(send) = self.sends.first_mut() {
+                send.falsify_key();
+            }
+        }
+    }
+
+    /// Returns the messages of the batch that is prepared, without the read behind them.
+    fn prepared_sends(&mut self) -> impl Iterator<Item = &mut SendRequest> {
+        let count = self.messages;
+
+        self.sends.get_mut(..count).unwrap_or_default().iter_mut()
+    }
+
+    /// Posts the batch that was prepared.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the one before it is not over, or what `ib_post_send()` returns; the endpoint is
+    /// good for nothing then.
+    pub(crate) fn post(&mut self) -> Result<(), CallError> {
+        let entries = self.send_entries.get(..self.prepared).unwrap_or_default();
+
+        let (Some(first), false) = (self.sends.first_mut(), entries.is_empty()) else {
+            return Ok(());
+        };
+
+        self.sending.expect(entries).map_err(of("ib_post_send"))?;
+
+        // SAFETY: The requests were prepared, and are linked to one another; their entries stay
+        // until the queue pair is destroyed, and so do the buffers. There are no more of them than
+        // the extra ones leave room for, and as many were not outstanding.
+        unsafe { self.qp.post_send(first.as_raw()) }.map_err(of("ib_post_send"))
+    }
+
+    /// Prepares the batch of receives that [`Self::post_receives()`] posts: `count` messages of up to
+    /// `length` bytes. Of more than the depth, or the size, only as many are prepared.
+    pub(crate) fn prepare_receives(&mut self, count: usize, length: usize) {
+        let count = count.min(self.receives.len());
+        let mut buffers = self.buffers.iter();
+        let mut entries = self.receive_entries.iter();
+
+        self.prepared_receives = count;
+
+        let receives = self.receives.get_mut(..count).unwrap_or_default();
+
+        for receive in receives.iter_mut() {
+            let (Some(buffer), Some(entry)) = (buffers.next(), entries.next()) else {
+                break;
+            };
+
+            receive.set(entry.as_raw(), piece(buffer, length, self.lkey));
+        }
+
+        let mut next = null_mut();
+
+        for receive in receives.iter_mut().rev() {
+            receive.link(next);
+            next = receive.as_raw();
+        }
+    }
+
+    /// Posts the receives that were prepared.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::post()`], of `ib_post_recv()`.
+    pub(crate) fn post_receives(&mut self) -> Result<(), CallError> {
+        let entries = self
+            .receive_entries
+            .get(..self.prepared_receives)
+            .unwrap_or_default();
+
+        let (Some(first), false) = (self.receives.first_mut(), entries.is_empty()) else {
+            return Ok(());
+        };
+
+        self.receiving.expect(entries).map_err(of("ib_post_recv"))?;
+
+        // SAFETY: As in `post()`.
+        unsafe { self.qp.post_receive(first.as_raw()) }.map_err(of("ib_post_recv"))
+    }
+
+    /// Takes completions, if there are any; or sleeps until everything is over, for a tenth of a
+    /// second at most.
+    pub(crate) fn poll(&self) {
+        match self.context {
+            PollContext::Direct => self.qp.cq().process(),
+            PollContext::Workqueue if !self.sending.is_over() => self.sending.wait(),
+            PollContext::Workqueue if !self.receiving.is_over() => self.receiving.wait(),
+            PollContext::Workqueue => {}
+        }
+    }
+
+    /// Tells whether everything that was posted has completed, or something has gone wrong.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_bad() || (self.sending.is_over() && self.receiving.is_over())
+    }
+
+    /// Tells whether a work request has failed, or has completed more than once.
+    pub(crate) fn is_bad(&self) -> bool {
+        self.sending.is_bad() || self.receiving.is_bad()
+    }
+
+    /// Tells whether work requests have been posted, to be sent, that have not completed.
+    pub(crate) fn has_outstanding_sends(&self) -> bool {
+        self.sending.has_some()
+    }
+
+    /// Returns how many messages the batch is of, without the read behind them.
+    pub(crate) fn messages(&self) -> usize {
+        self.messages
+    }
+
+    /// Returns how the work requests of the last batch have completed, the read behind it included.
+    pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
+        let entries = self.send_entries.get(..self.prepared).unwrap_or_default();
+
+        entries.iter().map(Entry::completion)
+    }
+
+    /// As [`Self::completions()`], without the read behind it.
+    pub(crate) fn message_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
+        let entries = self.send_entries.get(..self.messages()).unwrap_or_default();
+
+        entries.iter().map(Entry::completion)
+    }
+
+    /// As [`Self::completions()`], of the receives.
+    pub(crate) fn receive_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
+        let entries = self
+            .receive_entries
+            .get(..self.prepared_receives)
+            .unwrap_or_default();
+
+        entries.iter().map(Entry::completion)
+    }
+
+    /// Returns the memory of the first messages of a batch.
+    pub(crate) fn buffers(&self, count: usize) -> impl Iterator<Item = &Buffer<'d>> {
+        self.buffers.get(..count).unwrap_or_default().iter()
+    }
+
+    /// Returns the state of the queue pair. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// That of `ib_query_qp()`.
+    pub(crate) fn state(&self) -> Result<State> {
+        self.qp.state()
+    }
+}
+
+impl<C: Consumer> Drop for Endpoint<'_, C> {
+    fn drop(&mut self) {
+        self.qp.drain();
+        // Before their protection domain, which goes with the queue pair.
+        drop(core::mem::replace(&mut self.regions, KVec::new()));
+    }
+}
+
+/// Returns how many reads and atomic operations one side may have on their way if the other works at
+/// as many.
+fn reads(requester: u32, responder: u32) -> u8 {
+    u8::try_from(requester.min(responder)).unwrap_or(u8::MAX)
+}
+
+/// Returns the first `length` bytes of a buffer, as far as it goes, for a work request.
+fn piece(buffer: &Buffer<'_>, length: usize, lkey: u32) -> bindings::ib_sge {
+    bindings::ib_sge {
+        addr: buffer.address(),
+        length: length.min(buffer.size()) as u32,
+        lkey,
+    }
+}
+
+/// Makes a list of `count` items, which never moves, each of its index.
+fn array<T>(
+    count: usize,
+    mut make: impl FnMut(usize) -> Result<T, CallError>,
+) -> Result<KVec<T>, CallError> {
+    let mut array = KVec::with_capacity(count, GFP_KERNEL).map_err(of(MEMORY))?;
+
+    while array.len() < count {
+        let item = make(array.len())?;
+
+        array.push_within_capacity(item).map_err(of(MEMORY))?;
+    }
+
+    Ok(array)
+}
