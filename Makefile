@@ -28,10 +28,10 @@ modules:
 sign:
 	@scripts/sign.sh krdma_smoke.ko "$$KVER" "$$KDIR"
 
-# An empty DEVICE stands for every one, none for the default.
+# An empty DEVICE stands for every one, none for the default. PARAMETERS are words.
 .PHONY: load
 load:
-	@scripts/load.sh krdma_smoke.ko $${DEVICE+"rdma_dev_name=$$DEVICE"}
+	@scripts/load.sh krdma_smoke.ko $${DEVICE+"rdma_dev_name=$$DEVICE"} $$PARAMETERS
 
 .PHONY: modules_install
 modules_install:
@@ -101,6 +101,7 @@ help:
 	@echo '  KDIR=DIRECTORY   its build tree (/lib/modules/KVER/build)'
 	@echo '  OFED_DIR=DIR     tree of MLNX_OFED or DOCA-OFED to build with; none: the kernel itself'
 	@echo '  IB_CORE=FILE     the ib_core.ko that it is to run with (what modprobe would load)'
+	@echo '  PARAMETERS="..." what else to load it with, such as traffic=1000 (modinfo -p lists them)'
 	@echo '  KEY=FILE         private key to sign with, or a PKCS#11 URI; CERT=FILE: its certificate'
 	@echo '  KERNEL=VERSION   Debian kernel for smoke and test (the newest with Rust)'
 	@echo '  ACCEL=kvm        hardware virtualisation for smoke (tcg, software emulation)'

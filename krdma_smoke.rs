@@ -6,23 +6,33 @@
 //! completion queue and a queue pair on each, and says in the kernel log how that went.
 
 use kernel::{
-    fmt,
-    new_mutex,
+    fmt, new_mutex,
     prelude::*,
     str::{
         BStr,
         CString, //
     },
-    sync::Mutex, //
+    sync::{
+        Arc,
+        Mutex, //
+    },
 };
 
 mod bindings;
+mod debugfs;
 mod modinfo;
 mod param;
 mod smoke;
+mod traffic;
 mod verbs;
 
 use smoke::Resources;
+use traffic::{
+    Offer,
+    Peer,
+    Settings,
+    Traffic, //
+};
 use verbs::{
     client::{
         declare_client,
@@ -35,7 +45,9 @@ use verbs::{
         Comparison,
         Compatible, //
     },
-    Device, //
+    Device,
+    Stop,
+    Task, //
 };
 
 module! {
@@ -55,10 +67,50 @@ param::parameter!(
     "Refuse to run with another ib_core than it was built for (default: Y)"
 );
 
+param::parameter!(
+    traffic: uint = 0,
+    "Number of messages that each test of traffic sends; 0 for no traffic (default: 0)"
+);
+
+param::parameter!(
+    sizes: charp = c"8,4096,65536,1048576",
+    "Sizes of the messages in bytes (default: 8,4096,65536,1048576, as far as the device goes)"
+);
+
+param::parameter!(
+    depth: uint = 1,
+    "Number of messages that are outstanding (default: 1)"
+);
+
+param::parameter!(
+    poll: charp = c"direct",
+    "Who takes completions: direct, a busy loop; or workqueue, after an interrupt (default: direct)"
+);
+
+param::parameter!(
+    peer: charp = c"",
+    "Name of the RDMA device at the other end; empty for the same device (default: empty)"
+);
+
+param::parameter!(
+    port: uint = 0,
+    "Number of the port; 0 for the first that is active (default: 0)"
+);
+
+param::parameter!(
+    gid_index: int = -1,
+    "Index of the GID for RoCE; -1 for the first of RoCE v2 with an IP address (default: -1)"
+);
+
+param::parameter!(
+    errors: bool = false,
+    "Also cause an error, by a wrong key, and recover from it (default: N)"
+);
+
 #[pin_data(PinnedDrop)]
 struct KrdmaSmoke {
     #[pin]
-    _registration: Registration<Watcher>,
+    registration: Registration<Watcher>,
 }
 
 impl kernel::InPlaceModule for KrdmaSmoke {
@@ -69,7 +121,10 @@ impl kernel::InPlaceModule for KrdmaSmoke {
         );
 
         try_pin_init!(Self {
-            _registration <- Registration::new(check_running_ib_core()?, Watcher::new()),
+            registration <- Registration::new(
+                check_running_ib_core()?,
+                Watcher::new(Plan::new()?),
+            ),
         })
     }
 }
@@ -124,6 +179,11 @@ fn check_running_ib_core() -> Result<Compatible> {
 #[pinned_drop]
 impl PinnedDrop for KrdmaSmoke {
     fn drop(self: Pin<&mut Self>) {
+        // On all devices at once: they are removed one after another.
+        if let Some(plan) = &self.registration.client().plan {
+            plan.stop.raise();
+        }
+
         // The registration is dropped after this and takes the resources with it.
         pr_info!("exit\n");
     }
@@ -135,19 +195,32 @@ struct Watcher {
     /// Of the devices there are while the module is being loaded; `None` once that is over.
     #[pin]
     roll_call: Mutex<Option<RollCall>>,
+    /// How to run traffic, if that is wanted.
+    plan: Option<Plan>,
+}
+
+/// How to run traffic.
+struct Plan {
+    settings: Arc<Settings>,
+    peer: Option<Arc<Peer>>,
+    /// Stops all traffic.
+    stop: Stop,
+    /// Holds a directory for each device.
+    directory: Arc<debugfs::Directory>,
 }
 
 declare_client!(Watcher);
 
 impl Watcher {
-    fn new() -> impl PinInit<Self, Error> {
+    fn new(plan: Option<Plan>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             roll_call <- new_mutex!(Some(RollCall::default())),
+            plan,
         })
     }
 
     /// Makes the resources on the device if it bears the wanted name.
-    fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Resources<'d>> {
+    fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Taken<'d>> {
         let target = rdma_dev_name.value();
         let matched = target.is_empty() || target == name;
 
@@ -161,7 +234,7 @@ impl Watcher {
 
         pr_info!("matched RDMA device {}\n", Printable(name));
 
-        Resources::create(device)
+        let resources = Resources::create(device)
             .inspect_err(|e| {
                 pr_err!(
                     "resource smoke failed on {}, ret={}: {}\n",
@@ -170,22 +243,200 @@ impl Watcher {
                     advice(*e)
                 )
             })
+            .ok()?;
+
+        let running = self.plan.as_ref().and_then(|plan| {
+            plan.start(device, name)
+                .inspect_err(|e| {
+                    pr_err!(
+                        "traffic smoke failed on {}, ret={}: {}\n",
+                        Printable(name),
+                        e.to_errno(),
+                        advice(*e)
+                    )
+                })
+                .ok()
+        });
+
+        Some(Taken {
+            running,
+            _resources: resources,
+        })
+    }
+
+    /// Has the device be the peer of others whenever it bears that name.
+    fn offer(&self, device: Device<'_>, name: &BStr) -> Option<Offer> {
+        let Plan { peer: Some(it), .. } = self.plan.as_ref()? else {
+            return None;
+        };
+
+        Offer::new(it.clone(), device, name)
+            .inspect_err(|_| pr_err!("no memory for peer {}, it is ignored\n", Printable(name)))
             .ok()
     }
+}
+
+impl Plan {
+    /// Makes a plan of the parameters, if traffic is wanted.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if a parameter is wrong, which is said; `ENOMEM`.
+    fn new() -> Result<Option<Self>> {
+        let settings = Settings::new(
+            traffic.value(),
+            sizes.value(),
+            depth.value(),
+            poll.value(),
+            port.value(),
+            gid_index.value(),
+            errors.value(),
+        )?;
+
+        if settings.messages == 0 {
+            return Ok(None);
+        }
+
+        let name = peer.value();
+
+        Ok(Some(Self {
+            settings: Arc::new(settings, GFP_KERNEL)?,
+            stop: Stop::new()?,
+            peer: if name.is_empty() {
+                None
+            } else {
+                Some(Peer::new(name, shown(name)?)?)
+            },
+            directory: Arc::new(debugfs::Directory::new(Watcher::NAME), GFP_KERNEL)?,
+        }))
+    }
+
+    /// Starts the traffic of a device.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    fn start(&self, device: Device<'_>, name: &BStr) -> Result<Running> {
+        let name = shown(name)?;
+        // Lines of several devices would be taken for one another's.
+        let prefix = if rdma_dev_name.value().is_empty() {
+            CString::try_from_fmt(fmt!("{}: ", &*name))?
+        } else {
+            CString::try_from_fmt(fmt!(""))?
+        };
+
+        let directory = directory_name(&name)?;
+        let job = Traffic::new(
+            self.settings.clone(),
+            device,
+            name,
+            prefix,
+            self.peer.clone(),
+            self.stop.clone(),
+        )?;
+        let contents = job.file();
+
+        Ok(Running {
+            file: Some(self.show(&directory, &contents)?),
+            contents,
+            _task: Task::start(job)?,
+        })
+    }
+
+    /// Shows results in debugfs, until what is returned is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    fn show(&self, directory: &CStr, contents: &traffic::File) -> Result<ResultsFile> {
+        ResultsFile::new(
+            self.directory.clone(),
+            directory,
+            c"results",
+            contents.clone(),
+        )
+    }
+}
+
+type ResultsFile = debugfs::File<traffic::File>;
+
+/// The traffic of a device; dropping it stops it.
+struct Running {
+    _task: Pin<KBox<Task<Traffic>>>,
+    contents: traffic::File,
+    /// Shows the results in a directory that bears the device's name.
+    file: Option<ResultsFile>,
+}
+
+impl Running {
+    /// Shows the results under another name, and not under the former one, which another device may
+    /// have next.
+    fn rename(&mut self, plan: &Plan, name: &BStr) {
+        self.file = None;
+        self.file = shown(name)
+            .and_then(|name| directory_name(&name))
+            .and_then(|directory| plan.show(&directory, &self.contents))
+            .inspect_err(|_| pr_err!("no memory to show the results of {}\n", Printable(name)))
+            .ok();
+    }
+}
+
+/// Returns the name of a device's directory: a device can have a `/` in its name, which becomes a
+/// `!`, as in sysfs.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+fn directory_name(name: &CStr) -> Result<CString> {
+    struct WithoutSlashes<'a>(&'a CStr);
+
+    impl fmt::Display for WithoutSlashes<'_> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            struct Filter<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+            impl fmt::Write for Filter<'_, '_> {
+                fn write_str(&mut self, text: &str) -> fmt::Result {
+                    text.chars().try_for_each(|char| {
+                        fmt::Write::write_char(self.0, if char == '/' { '!' } else { char })
+                    })
+                }
+            }
+
+            fmt::Write::write_fmt(&mut Filter(f), fmt!("{}", self.0))
+        }
+    }
+
+    CString::try_from_fmt(fmt!("{}", WithoutSlashes(name)))
+}
+
+/// What was made on a device that was taken. The traffic goes first.
+struct Taken<'d> {
+    running: Option<Running>,
+    _resources: Resources<'d>,
+}
+
+/// What is kept for a device.
+struct Kept<'d> {
+    /// There is a peer, which it may be.
+    offer: Option<Offer>,
+    /// What was made on it, which stays until the device goes, whatever its name is by then. `None`
+    /// for a device that was not wanted so far, or on which the smoke test failed.
+    taken: Option<Taken<'d>>,
 }
 
 impl Client for Watcher {
     const NAME: &'static CStr = c"krdma_smoke";
 
-    /// What was made on a device, which stays until the device goes, whatever its name is by then.
-    /// `None` for a device that was not wanted so far, or on which the smoke test failed.
-    type Context<'d> = Option<Resources<'d>>;
+    type Context<'d> = Kept<'d>;
 
     fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>> {
         pr_info!("found RDMA device {}\n", Printable(name));
 
         // Every device is kept, as one that is not wanted can be renamed.
-        Ok(self.consider(device, name))
+        Ok(Kept {
+            offer: self.offer(device, name),
+            taken: self.consider(device, name),
+        })
     }
 
     fn left_alone(&self) {
@@ -202,8 +453,21 @@ impl Client for Watcher {
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>) {
         pr_info!("RDMA device renamed to {}\n", Printable(name));
 
-        if context.is_none() {
-            *context = self.consider(device, name);
+        if let Some(offer) = &context.offer {
+            offer.rename(device, name);
+        }
+
+        match &mut context.taken {
+            None => context.taken = self.consider(device, name),
+            Some(Taken {
+                running: Some(running),
+                ..
+            }) => {
+                if let Some(plan) = &self.plan {
+                    running.rename(plan, name);
+                }
+            }
+            Some(_) => {}
         }
     }
 
@@ -259,7 +523,7 @@ impl RollCall {
 
         let room = self.names.iter_mut().find(|name| name.is_none());
 
-        match (room, CString::try_from_fmt(fmt!("{}", Printable(name)))) {
+        match (room, shown(name)) {
             (Some(room), Ok(name)) => *room = Some(name),
             _ => self.others = self.others.saturating_add(1),
         }
@@ -309,6 +573,15 @@ impl fmt::Display for Printable<'_> {
             _ => fmt::Display::fmt(self.0, f),
         }
     }
+}
+
+/// Returns a name from outside as it is shown.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+fn shown(name: &BStr) -> Result<CString> {
+    CString::try_from_fmt(fmt!("{}", Printable(name)))
 }
 
 /// What the user can do about a step that failed.

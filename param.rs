@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parameters of the module that are strings or booleans.
+//! Parameters of the module that are shown in sysfs, strings and booleans among them.
 //!
-//! [`module!`] knows integers only, before Linux 7.3. This is what C declares by `module_param(name,
-//! charp, 0444)` or `module_param(name, bool, 0444)`, and `MODULE_PARM_DESC()`.
+//! [`module!`] shows none, and knows integers only, before Linux 7.3. This is what C declares by
+//! `module_param(name, charp, 0444)` and its like, and `MODULE_PARM_DESC()`.
 //!
 //! C header: [`include/linux/moduleparam.h`](srctree/include/linux/moduleparam.h)
 
@@ -45,6 +45,23 @@ unsafe impl Kind for bool {
     const OPS: *const kernel_param_ops = &raw const bindings::param_ops_bool;
 }
 
+// SAFETY: `param_set_int()` and its like work on an `int`.
+unsafe impl Kind for c_int {
+    const OPS: *const kernel_param_ops = &raw const bindings::param_ops_int;
+}
+
+// SAFETY: `param_set_uint()` and its like work on an `unsigned int`.
+unsafe impl Kind for c_uint {
+    const OPS: *const kernel_param_ops = &raw const bindings::param_ops_uint;
+}
+
+/// A type whose values are copied; all but that of strings.
+pub(crate) trait Plain: Kind + Copy {}
+
+impl Plain for bool {}
+impl Plain for c_int {}
+impl Plain for c_uint {}
+
 /// The value of a parameter.
 ///
 /// # Invariants
@@ -57,14 +74,14 @@ pub(crate) struct Parameter<T: Kind>(UnsafeCell<T>);
 // parsed, before any other code of the module runs. With the permission 0444 nobody writes it later.
 unsafe impl<T: Kind> Sync for Parameter<T> {}
 
-impl Parameter<bool> {
+impl<T: Plain> Parameter<T> {
     /// Makes the parameter with the value that it has when it is not given.
-    pub(crate) const fn new(default: bool) -> Self {
+    pub(crate) const fn new(default: T) -> Self {
         Self(UnsafeCell::new(default))
     }
 
     /// Returns the value: what was given at load time, or the default.
-    pub(crate) fn value(&self) -> bool {
+    pub(crate) fn value(&self) -> T {
         // SAFETY: Nobody writes it any more; see `Sync`.
         unsafe { *self.0.get() }
     }
@@ -121,6 +138,7 @@ pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
 /// ```ignore
 /// parameter!(greeting: charp = c"hello", "What to say");
 /// parameter!(loud: bool = false, "Say it loud");
+/// parameter!(times: uint = 1, "How often");
 /// pr_info!("{}\n", greeting.value());
 /// ```
 macro_rules! parameter {
@@ -132,6 +150,16 @@ macro_rules! parameter {
     ($name:ident: bool = $default:literal, $description:literal) => {
         $crate::param::parameter!(
             @ $name, "bool", bool, $default, $description
+        );
+    };
+    ($name:ident: int = $default:literal, $description:literal) => {
+        $crate::param::parameter!(
+            @ $name, "int", ::kernel::ffi::c_int, $default, $description
+        );
+    };
+    ($name:ident: uint = $default:literal, $description:literal) => {
+        $crate::param::parameter!(
+            @ $name, "uint", ::kernel::ffi::c_uint, $default, $description
         );
     };
     (@ $name:ident, $kind:literal, $type:ty, $default:literal, $description:literal) => {

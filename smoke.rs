@@ -64,7 +64,7 @@ fn failed(step: &str, error: Error) {
 }
 
 /// The user of the verbs, as `rdma resource show` names it.
-struct Smoke;
+pub(crate) struct Smoke;
 
 impl Consumer for Smoke {
     const NAME: &'static CStr = c"krdma_smoke";

@@ -67,6 +67,7 @@ def directory(kernel: Kernel, variant: str = "") -> Path:
         "bindings_helper.h",
         "layout.c",
         "scripts",
+        "traffic",
         "verbs",
         *(file.name for file in PROJECT.glob("*.rs")),
     ]

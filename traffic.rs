@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Traffic between two queue pairs: every kind of message, in several sizes, with every byte checked
+//! and every completion timed.
+
+mod histogram;
+mod peer;
+mod results;
+mod run;
+mod settings;
+
+pub(crate) use self::{
+    peer::{
+        Offer,
+        Peer, //
+    },
+    results::{
+        File,
+        Results, //
+    },
+    settings::Settings,
+};
+
+use self::{
+    histogram::Histogram,
+    results::State,
+    run::{
+        Count,
+        Run, //
+    },
+};
+use crate::verbs::{
+    self,
+    CallError,
+    Device,
+    DeviceReference,
+    Job,
+    Opcode,
+    PortError,
+    Request,
+    Status,
+    Stop, //
+};
+use kernel::{
+    fmt,
+    prelude::*,
+    str::CString,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+};
+
+/// How long a completion may take, in nanoseconds. A queue pair gives up by itself much earlier.
+const PATIENCE: u64 = 30_000_000_000;
+
+/// Between looks at something that cannot be waited for.
+const PAUSE: Delta = Delta::from_millis(100);
+
+/// How many bytes the messages that are outstanding may have at each end.
+const MEMORY_MAX: u64 = 64 << 20;
+
+/// The largest message: as much as `kmalloc()` gives at most, everywhere.
+const SIZE_MAX: u64 = 4 << 20;
+
+/// What is sent in a test.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Test(Request);
+
+impl Test {
+    const ALL: [Self; 7] = [
+        Self(Request::Send),
+        Self(Request::SendWithImmediate),
+        Self(Request::Write),
+        Self(Request::WriteWithImmediate),
+        Self(Request::Read),
+        Self(Request::CompareAndSwap),
+        Self(Request::FetchAndAdd),
+    ];
+
+    fn name(self) -> &'static str {
+        match self.0 {
+            Request::Send => "send_recv",
+            Request::SendWithImmediate => "send_with_imm",
+            Request::Write => "rdma_write",
+            Request::WriteWithImmediate => "rdma_write_with_imm",
+            Request::Read => "rdma_read",
+            Request::CompareAndSwap => "compare_swap",
+            Request::FetchAndAdd => "fetch_add",
+        }
+    }
+
+    fn is_atomic(self) -> bool {
+        self.0.is_atomic()
+    }
+
+    /// The message takes a receive of the target.
+    fn is_received(self) -> bool {
+        matches!(
+            self.0,
+            Request::Send | Request::SendWithImmediate | Request::WriteWithImmediate
+        )
+    }
+
+    /// The message's data comes with the receive; else it is put where the requester says.
+    fn is_sent(self) -> bool {
+        matches!(self.0, Request::Send | Request::SendWithImmediate)
+    }
+
+    fn has_immediate(self) -> bool {
+        self.0.has_immediate()
+    }
+
+    /// Nothing but a read behind it tells that the data has been put where the processor sees it.
+    fn needs_read_behind(self) -> bool {
+        self.0 == Request::Write || self.is_atomic()
+    }
+}
+
+/// What is sent: different for each test that is run, for each of its messages, and for each word of
+/// those, so that nothing that was there before is taken for it.
+#[derive(Clone, Copy)]
+struct Pattern {
+    /// The number of the test, from 1.
+    number: u64,
+}
+
+impl Pattern {
+    /// Returns a word of a message.
+    fn word(self, message: u64, index: u64) -> u64 {
+        let seed = self
+            .number
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(message.wrapping_mul(0xd6e8_feb8_6659_fd93))
+            .wrapping_add(index);
+        let mixed = (seed ^ (seed >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+
+        mixed ^ (mixed >> 29)
+    }
+
+    /// Returns the immediate data of a message.
+    fn immediate(self, message: u64) -> u32 {
+        self.word(message, u64::MAX) as u32
+    }
+
+    /// Returns what an atomic operation makes of the first word of a message, and its operands.
+    fn operation(self, test: Test, message: u64) -> (u64, (u64, u64)) {
+        let before = self.word(message, 0);
+        let operand = self.word(message, 1);
+
+        if test.0 == Request::CompareAndSwap {
+            (operand, (before, operand))
+        } else {
+            (before.wrapping_add(operand), (operand, 0))
+        }
+    }
+}
+
+/// Why traffic ended before it was over.
+enum Failure {
+    /// It was told to.
+    Stopped,
+    /// A function failed.
+    Call(CallError),
+    /// A work request completed with an error.
+    Completion {
+        of: &'static str,
+        message: u64,
+        status: Status,
+        vendor_err: u32,
+        state: Option<verbs::State>,
+    },
+    /// A work request did not complete in time.
+    Lost {
+        of: &'static str,
+        message: u64,
+    },
+    /// A work request has completed twice, or for another queue pair: the completion is of another.
+    Unexpected {
+        of: &'static str,
+        message: u64,
+    },
+    /// A completion said that it was of another kind of work request.
+    Opcode {
+        message: u64,
+        opcode: Opcode,
+    },
+    /// More or fewer bytes were received than sent.
+    Length {
+        message: u64,
+        received: u32,
+    },
+    /// The immediate data was not received as it was sent.
+    Immediate {
+        message: u64,
+        sent: Option<u32>,
+        received: Option<u32>,
+    },
+    /// The data was not received as it was sent.
+    Data {
+        message: u64,
+        offset: usize,
+    },
+    /// The queue pair was not in the state `ERR` after an error.
+    State(Option<verbs::State>),
+    /// The port is down.
+    Port(PortError),
+    /// There is no way from one port to the other.
+    NoPath,
+    /// Something about the settings does not suit the device.
+    Depth {
+        max: u32,
+    },
+    Size {
+        size: u32,
+        max: u32,
+    },
+    Memory,
+}
+
+/// Immediate data, if there is any.
+struct Immediate(Option<u32>);
+
+impl fmt::Display for Immediate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(value) => f.write_fmt(fmt!("{value:#x}")),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        Self::Call(error)
+    }
+}
+
+impl From<PortError> for Failure {
+    fn from(error: PortError) -> Self {
+        Self::Port(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Call(CallError {
+            function: "allocating memory",
+            error,
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped => f.write_str("stopped"),
+            Self::Call(CallError { function, error }) => {
+                f.write_fmt(fmt!("{function} failed, ret={}", error.to_errno()))
+            }
+            Self::Completion {
+                of,
+                message,
+                status,
+                vendor_err,
+                state,
+            } => {
+                f.write_fmt(fmt!(
+                    "message {message}: {of} completed with {status}, vendor_err {vendor_err}"
+                ))?;
+
+                match state {
+                    Some(state) => f.write_fmt(fmt!(", queue pair in {state}")),
+                    None => Ok(()),
+                }
+            }
+            Self::State(state) => {
+                f.write_str("after an error the queue pair is not in ERR, but in ")?;
+
+                match state {
+                    Some(state) => f.write_fmt(fmt!("{state}")),
+                    None => f.write_str("an unknown state"),
+                }
+            }
+            Self::Lost { of, message } => f.write_fmt(fmt!(
+                "message {message}: {of} has not completed for {} s",
+                PATIENCE / 1_000_000_000
+            )),
+            Self::Unexpected { of, message } => f.write_fmt(fmt!(
+                "message {message}: a completion has the wr_cqe of another {of}"
+            )),
+            Self::Opcode { message, opcode } => {
+                f.write_fmt(fmt!("message {message}: completed as opcode {opcode}"))
+            }
+            Self::Length { message, received } => {
+                f.write_fmt(fmt!("message {message}: {received} bytes received"))
+            }
+            Self::Immediate {
+                message,
+                sent,
+                received,
+            } => f.write_fmt(fmt!(
+                "message {message}: immediate {} received as {}",
+                Immediate(*sent),
+                Immediate(*received)
+            )),
+            Self::Data { message, offset } => {
+                f.write_fmt(fmt!("message {message}: wrong data from offset {offset}"))
+            }
+            Self::Port(PortError::NoSuchPort(count)) => {
+                f.write_fmt(fmt!("no such port, the device has {count}; see port="))
+            }
+            Self::Port(PortError::Down(Some(number))) => f.write_fmt(fmt!(
+                "port {number} is down; see that it has a link and is configured"
+            )),
+            Self::Port(PortError::Down(None)) => {
+                f.write_str("no port is up; see that one has a link and is configured")
+            }
+            Self::Port(PortError::Query(error)) => {
+                f.write_fmt(fmt!("ib_query_port failed, ret={}", error.to_errno()))
+            }
+            Self::NoPath => f.write_str(
+                "the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=",
+            ),
+            Self::Depth { max } => f.write_fmt(fmt!(
+                "depth= is more than the {max} that the device can have"
+            )),
+            Self::Size { size, max } => f.write_fmt(fmt!(
+                "sizes= has {size}, which is more than the {max} that can be sent here"
+            )),
+            Self::Memory => f.write_fmt(fmt!(
+                "depth= messages of sizes= are more than {} MiB",
+                MEMORY_MAX >> 20
+            )),
+        }
+    }
+}
+
+/// Tells a run to stop: its own device is going, its peer is, or the module.
+#[derive(Clone, Copy)]
+struct Stops<'a>([&'a Stop; 3]);
+
+impl Stops<'_> {
+    /// Fails if it is to stop.
+    fn check(self) -> Result<(), Failure> {
+        if self.0.iter().any(|stop| stop.is_raised()) {
+            Err(Failure::Stopped)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The traffic of one device.
+pub(crate) struct Traffic {
+    settings: Arc<Settings>,
+    device: DeviceReference,
+    name: CString,
+    /// Each line of the log begins with this.
+    prefix: CString,
+    peer: Option<Arc<Peer>>,
+    module_stop: Stop,
+    results: Arc<Mutex<Results>>,
+    histogram: Histogram,
+}
+
+impl Traffic {
+    /// Makes the traffic of a device, with itself if there is no peer.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        device: Device<'_>,
+        name: CString,
+        prefix: CString,
+        peer: Option<Arc<Peer>>,
+        module_stop: Stop,
+    ) -> Result<Self> {
+        Ok(Self {
+            results: Results::new(settings.context, settings.depth)?,
+            histogram: Histogram::new()?,
+            settings,
+            device: device.hold(),
+            name,
+            prefix,
+            peer,
+            module_stop,
+        })
+    }
+
+    /// Returns the contents of the file of results.
+    pub(crate) fn file(&self) -> File {
+        File(self.results.clone())
+    }
+}
+
+impl Job for Traffic {
+    fn run(&mut self, stop: &Stop) {
+        let here = self.device.clone();
+        let module_stop = self.module_stop.clone();
+
+        let (state, reason) = match self.peer.clone() {
+            None => here.with(|here| {
+                self.between(here, here, Stops([stop, stop, &module_stop])) //
+            }),
+            Some(peer) => match self.wait_for(&peer, Stops([stop, stop, &module_stop])) {
+                Some((there, gone)) => here.with(|here| {
+                    there.with(|there| {
+                        self.between(here, there, Stops([stop, &gone, &module_stop]))
+                        //
+                    })
+                }),
+                None => (State::Stopped, None),
+            },
+        };
+
+        let prefix = &*self.prefix;
+
+        // The results first: whoever waits for the line looks at them next.
+        self.results.lock().end(state, reason.clone());
+
+        match (state, reason) {
+            (State::Success, _) => pr_info!("{prefix}traffic smoke success\n"),
+            (State::Failed, Some(reason)) => {
+                pr_err!("{prefix}traffic smoke failed: {}\n", &**reason);
+            }
+            (State::Skipped, Some(reason)) => {
+                pr_info!("{prefix}traffic smoke skipped: {}\n", &**reason);
+            }
+            (state, _) => pr_info!("{prefix}traffic smoke {}\n", state.name()),
+        }
+    }
+}
+
+impl Traffic {
+    /// Returns the peer as soon as it is there; `None` if told to stop before that.
+    fn wait_for(&self, peer: &Peer, stops: Stops<'_>) -> Option<(DeviceReference, Stop)> {
+        let mut is_said = false;
+
+        while stops.check().is_ok() {
+            if let Some(current) = peer.current() {
+                return Some(current);
+            }
+
+            // One that was there when the module was loaded may only be the next.
+            fsleep(PAUSE);
+
+            if !is_said && peer.current().is_none() {
+                pr_notice!(
+                    "{}no RDMA device is named {}, traffic waits for it\n",
+                    &*self.prefix,
+                    peer.name()
+                );
+                is_said = true;
+            }
+        }
+
+        None
+    }
+
+    /// Runs everything between two devices, which may be the same; returns how that went, and why.
+    fn between(
+        &mut self,
+        here: Device<'_>,
+        there: Device<'_>,
+        stops: Stops<'_>,
+    ) -> (State, Option<Arc<CString>>) {
+        if here.is_iwarp() || there.is_iwarp() {
+            return (
+                State::Skipped,
+                text(fmt!("iWARP needs the connection manager")),
+            );
+        }
+
+        let names = [
+            &*self.name,
+            self.peer.as_ref().map_or(&*self.name, |peer| peer.name()),
+        ];
+        let mut run = Run::new(
+            &self.settings,
+            &self.prefix,
+            names,
+            &self.results,
+            &mut self.histogram,
+            (here, there),
+            stops,
+        );
+        let ended = run.all();
+        let Count {
+            tests,
+            failures,
+            first,
+        } = run.count();
+
+        match ended {
+            Err(Failure::Stopped) => (State::Stopped, None),
+            Err(failure) => (State::Failed, text(fmt!("{failure}"))),
+            Ok(()) if failures == 0 => (State::Success, None),
+            Ok(()) => {
+                let first = first.as_deref().unwrap_or(c"see above");
+
+                (
+                    State::Failed,
+                    text(fmt!("{failures} of {tests} tests, first {first}")),
+                )
+            }
+        }
+    }
+}
+
+/// Returns a text; none if there is no memory for it.
+fn text(what: fmt::Arguments<'_>) -> Option<Arc<CString>> {
+    Arc::new(CString::try_from_fmt(what).ok()?, GFP_KERNEL).ok()
+}

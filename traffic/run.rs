@@ -1,0 +1,939 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tests, one after another, between two endpoints.
+//!
+//! Messages go in batches of `depth`: a batch is posted by one call, all of its completions are
+//! waited for, and then it is checked. The latency of a message is the time from just before its
+//! batch is posted until its completion at the requester is taken from the queue: with more than one
+//! outstanding, it includes the wait for those before it. What is filled in before, and what is
+//! checked afterwards, is in neither the latencies nor the rates.
+
+use super::{
+    histogram::{
+        Histogram,
+        Summary, //
+    },
+    results::{
+        End,
+        Outcome,
+        Results, //
+    },
+    settings::Settings,
+    Failure,
+    Pattern,
+    Stops,
+    Test,
+    MEMORY_MAX,
+    PATIENCE,
+    PAUSE,
+    SIZE_MAX, //
+};
+use crate::{
+    smoke::Smoke,
+    verbs::{
+        now,
+        relax,
+        Address,
+        Consumer,
+        Device,
+        Endpoint,
+        EndpointAttributes,
+        Event,
+        Opcode,
+        PollContext,
+        Port,
+        PortError,
+        Request,
+        State,
+        Status,
+        WorkCompletion, //
+    },
+};
+use kernel::{
+    fmt,
+    page::PAGE_SIZE,
+    prelude::*,
+    str::CString,
+    sync::Mutex,
+    time::delay::fsleep, //
+};
+
+/// How long to wait for a port that has gone down to come up again, in nanoseconds.
+const PATIENCE_FOR_PORT: u64 = 60_000_000_000;
+
+/// How many times to poll between looks at the clock, and turns of other threads.
+const POLLS: u32 = 8;
+
+/// The user of the verbs.
+pub(super) struct Wire;
+
+impl Consumer for Wire {
+    const NAME: &'static CStr = Smoke::NAME;
+
+    fn completion() {}
+
+    fn cq_event(event: Event) {
+        Smoke::cq_event(event);
+    }
+
+    fn qp_event(event: Event) {
+        Smoke::qp_event(event);
+    }
+
+    fn destroyed(function: &'static str, result: Result) {
+        // Nobody has asked.
+        if result.is_err() {
+            Smoke::destroyed(function, result);
+        }
+    }
+}
+
+/// Two endpoints that are connected.
+struct Pair<'d, 'p> {
+    requester: Endpoint<'d, Wire>,
+    target: Endpoint<'p, Wire>,
+    /// The target's memory is open to the requester.
+    is_open: bool,
+}
+
+/// How many tests have been run, and have failed.
+pub(super) struct Count {
+    pub(super) tests: u32,
+    pub(super) failures: u32,
+    /// What failed first.
+    pub(super) first: Option<CString>,
+}
+
+/// The traffic of one device, while it is running.
+pub(super) struct Run<'a, 'd, 'p> {
+    settings: &'a Settings,
+    prefix: &'a CStr,
+    names: [&'a CStr; 2],
+    results: &'a Mutex<Results>,
+    histogram: &'a mut Histogram,
+    here: Device<'d>,
+    there: Device<'p>,
+    stops: Stops<'a>,
+    count: Count,
+}
+
+impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
+    pub(super) fn new(
+        settings: &'a Settings,
+        prefix: &'a CStr,
+        names: [&'a CStr; 2],
+        results: &'a Mutex<Results>,
+        histogram: &'a mut Histogram,
+        (here, there): (Device<'d>, Device<'p>),
+        stops: Stops<'a>,
+    ) -> Self {
+        Self {
+            settings,
+            prefix,
+            names,
+            results,
+            histogram,
+            here,
+            there,
+            stops,
+            count: Count {
+                tests: 0,
+                failures: 0,
+                first: None,
+            },
+        }
+    }
+
+    /// Returns what was counted.
+    pub(super) fn count(self) -> Count {
+        self.count
+    }
+
+    /// Runs all tests.
+    ///
+    /// # Errors
+    ///
+    /// What it could not go on after. A test that fails is counted, and it goes on with a new
+    /// connection.
+    pub(super) fn all(&mut self) -> Result<(), Failure> {
+        let ports = self.ports()?;
+        let limit = self.limit(&ports)?;
+        let settings = self.settings;
+        let mut pair = self.connect(&ports, limit)?;
+
+        self.announce(&ports)?;
+
+        for test in Test::ALL {
+            if test.is_atomic() {
+                if self.here.capabilities().atomics && self.there.capabilities().atomics {
+                    pair = self.try_test(pair, test, Self::WORD, limit)?;
+                }
+
+                continue;
+            }
+
+            let mut former = None;
+
+            for size in settings.sizes() {
+                let size = Some(size.min(limit));
+
+                // Of the default sizes several may be more than the device can have.
+                if let Some(size) = size.filter(|_| !settings.is_bounded || size != former) {
+                    pair = self.try_test(pair, test, size, limit)?;
+                }
+
+                former = size;
+            }
+        }
+
+        if settings.errors {
+            pair = self.cause_error(pair, limit)?;
+        }
+
+        self.close(&mut pair)
+    }
+
+    /// What an atomic operation is about, in bytes.
+    const WORD: u32 = size_of::<u64>() as u32;
+
+    /// Finds the ports.
+    fn ports(&self) -> Result<(Port<'d>, Port<'p>), PortError> {
+        Ok((
+            Port::find(self.here, self.settings.port)?,
+            Port::find(self.there, self.settings.port)?,
+        ))
+    }
+
+    /// Finds the ports again after a failure, perhaps of the link: a port that is down has some time
+    /// to come up.
+    fn ports_again(&self) -> Result<(Port<'d>, Port<'p>), Failure> {
+        let start = now();
+
+        loop {
+            self.stops.check()?;
+
+            match self.ports() {
+                Err(PortError::Down(_)) if now().saturating_sub(start) < PATIENCE_FOR_PORT => {
+                    fsleep(PAUSE);
+                }
+                ports => return Ok(ports?),
+            }
+        }
+    }
+
+    /// Returns the size of the largest message, if the settings go with the devices.
+    fn limit(&self, ports: &(Port<'d>, Port<'p>)) -> Result<u32, Failure> {
+        let settings = self.settings;
+        let here = self.here.capabilities();
+        let there = self.there.capabilities();
+        let depth = EndpointAttributes::max_depth(&here).min(EndpointAttributes::max_depth(&there));
+
+        if settings.depth > depth {
+            return Err(Failure::Depth { max: depth });
+        }
+
+        let max = u64::from(there.registered_pages)
+            .saturating_mul(PAGE_SIZE as u64)
+            .min(ports.0.max_message_size().into())
+            .min(ports.1.max_message_size().into())
+            .min(SIZE_MAX) as u32;
+        let memory = MEMORY_MAX.checked_div(self.depth().into()).unwrap_or(0) as u32;
+        let largest = settings.sizes().max().unwrap_or(0);
+
+        if !settings.is_bounded {
+            if largest > max {
+                return Err(Failure::Size { size: largest, max });
+            }
+
+            if largest > memory {
+                return Err(Failure::Memory);
+            }
+        }
+
+        Ok(largest.min(max).min(memory).max(Self::WORD))
+    }
+
+    /// Returns how many messages are outstanding at most.
+    fn depth(&self) -> u32 {
+        self.settings.depth.min(self.settings.messages)
+    }
+
+    /// Returns by which addresses the ports reach each other.
+    fn addresses(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(Address, Address), Failure> {
+        ports
+            .0
+            .addresses(&ports.1, self.settings.gid_index)
+            .map_err(|_| Failure::NoPath)
+    }
+
+    /// Makes two endpoints and connects them.
+    fn connect(&self, ports: &(Port<'d>, Port<'p>), limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+        let addresses = self.addresses(ports)?;
+        let here = (&ports.0, &addresses.0);
+        let there = (&ports.1, &addresses.1);
+        let mut attributes = EndpointAttributes {
+            depth: self.depth(),
+            size: limit as usize,
+            context: self.settings.context,
+            is_target: false,
+        };
+
+        let goes_on = || self.stops.check().is_ok();
+
+        let mut requester = Endpoint::create(self.here, &attributes, goes_on)?;
+        attributes.is_target = true;
+        let mut target = Endpoint::create(self.there, &attributes, goes_on)?;
+
+        // First the one that is to be ready when the first message comes.
+        target.connect(there, here, &requester)?;
+        requester.connect(here, there, &target)?;
+
+        Ok(Pair {
+            requester,
+            target,
+            is_open: false,
+        })
+    }
+
+    /// Says, and keeps, between what there is traffic.
+    fn announce(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(), Failure> {
+        let addresses = self.addresses(ports)?;
+        let here = end(self.names[0], self.here, &ports.0, addresses.0)?;
+        let there = end(self.names[1], self.there, &ports.1, addresses.1)?;
+
+        pr_info!("{}traffic from {here} to {there}\n", self.prefix);
+        self.results.lock().begin([here, there]);
+
+        Ok(())
+    }
+
+    /// Runs a test and says how it went; returns a pair for the next one.
+    ///
+    /// # Errors
+    ///
+    /// `Stopped`, or that there cannot be another connection.
+    fn try_test(
+        &mut self,
+        mut pair: Pair<'d, 'p>,
+        test: Test,
+        size: u32,
+        limit: u32,
+    ) -> Result<Pair<'d, 'p>, Failure> {
+        let depth = self.settings.depth;
+        let messages = self.settings.messages;
+        let title = Title { test, size, depth };
+
+        self.count.tests = self.count.tests.saturating_add(1);
+
+        match self.test(&mut pair, test, size, messages) {
+            Ok((elapsed, latencies)) => {
+                pr_info!(
+                    "{}{title}: {messages} ok, {}\n",
+                    self.prefix,
+                    Figures {
+                        elapsed,
+                        latencies: &latencies,
+                        messages,
+                        size,
+                    }
+                );
+                self.results.lock().add(
+                    test.name(),
+                    size,
+                    messages,
+                    Outcome::Good { elapsed, latencies },
+                );
+                Ok(pair)
+            }
+            Err(Failure::Stopped) => Err(Failure::Stopped),
+            Err(failure) => {
+                pr_err!("{}{title}: failed, {failure}\n", self.prefix);
+                self.fail(&title, test.name(), size, &failure)?;
+                self.reconnect(pair, limit)
+            }
+        }
+    }
+
+    /// Counts and keeps a failure.
+    fn fail(
+        &mut self,
+        title: &dyn fmt::Display,
+        test: &'static str,
+        size: u32,
+        failure: &Failure,
+    ) -> Result {
+        self.count.failures = self.count.failures.saturating_add(1);
+
+        if self.count.first.is_none() {
+            self.count.first = CString::try_from_fmt(fmt!("{title}: {failure}")).ok();
+        }
+
+        let text = CString::try_from_fmt(fmt!("{failure}"))?;
+        let messages = self.settings.messages;
+
+        self.results
+            .lock()
+            .add(test, size, messages, Outcome::Bad(text));
+        Ok(())
+    }
+
+    /// Takes a pair that is good for nothing any more, and makes a new one.
+    fn reconnect(&self, pair: Pair<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+        drop(pair);
+        let ports = self.ports_again()?;
+
+        self.connect(&ports, limit)
+    }
+
+    /// Runs a test; returns the time during which messages were on their way, and their latencies.
+    fn test(
+        &mut self,
+        pair: &mut Pair<'d, 'p>,
+        test: Test,
+        size: u32,
+        messages: u32,
+    ) -> Result<(u64, Summary), Failure> {
+        let mut elapsed = 0u64;
+        let mut first = 0u64;
+        let mut prepared = 0;
+        let pattern = Pattern {
+            number: self.count.tests.into(),
+        };
+
+        self.histogram.clear();
+        self.open(pair)?;
+
+        while first < messages.into() {
+            let rest = u64::from(messages).saturating_sub(first);
+            let count = rest.min(self.depth().into());
+
+            if count != prepared {
+                prepare(pair, test, count as usize, size as usize);
+                prepared = count;
+            }
+
+            self.stops.check()?;
+            elapsed =
+                elapsed.saturating_add(self.batch(pair, test, pattern, first, size as usize)?);
+            first = first.saturating_add(count);
+        }
+
+        Ok((elapsed, self.histogram.summary()?))
+    }
+
+    /// Sends a batch that has been prepared, and checks what comes of it; returns how long it took.
+    fn batch(
+        &mut self,
+        pair: &mut Pair<'d, 'p>,
+        test: Test,
+        pattern: Pattern,
+        first: u64,
+        size: usize,
+    ) -> Result<u64, Failure> {
+        fill(pair, test, pattern, first, size);
+
+        if test.is_received() {
+            pair.target.post_receives()?;
+        }
+
+        let start = now();
+
+        pair.requester.post()?;
+        self.settle(pair, test.name(), first)?;
+
+        #[cfg(krdma_smoke_bug = "corrupt-byte")]
+        for buffer in pair.target.buffers(usize::from(!test.is_atomic())) {
+            buffer.fill(size, |index| {
+                pattern.word(first, index) ^ u64::from(index == 2)
+            });
+        }
+
+        let mut end = start;
+
+        for completion in pair.requester.message_completions() {
+            self.histogram.record(completion.time.saturating_sub(start));
+            end = end.max(completion.time);
+        }
+
+        check(pair, test, pattern, first, size)?;
+
+        Ok(end.saturating_sub(start))
+    }
+
+    /// Waits until everything that was posted has completed.
+    ///
+    /// # Errors
+    ///
+    /// Also if one of it has failed; the pair is good for nothing then.
+    fn settle(
+        &self,
+        pair: &mut Pair<'d, 'p>,
+        what: &'static str,
+        first: u64,
+    ) -> Result<(), Failure> {
+        if self.wait(pair, |pair| {
+            (pair.requester.is_over() && pair.target.is_over())
+                || pair.requester.is_bad()
+                || pair.target.is_bad()
+        })? && !pair.requester.is_bad()
+            && !pair.target.is_bad()
+        {
+            return Ok(());
+        }
+
+        Err(diagnose(pair, what, first))
+    }
+
+    /// Takes completions until something holds; returns whether it does, or the patience is over.
+    fn wait(
+        &self,
+        pair: &Pair<'d, 'p>,
+        holds: impl Fn(&Pair<'d, 'p>) -> bool,
+    ) -> Result<bool, Failure> {
+        let mut start = None;
+        let mut polls = 0u32;
+
+        loop {
+            pair.requester.poll();
+            pair.target.poll();
+
+            if holds(pair) {
+                return Ok(true);
+            }
+
+            polls = polls.wrapping_add(1);
+
+            if self.settings.context == PollContext::Direct && polls < POLLS {
+                continue;
+            }
+
+            polls = 0;
+            self.stops.check()?;
+
+            let now = now();
+
+            if now.saturating_sub(*start.get_or_insert(now)) > PATIENCE {
+                return Ok(false);
+            }
+
+            relax();
+        }
+    }
+
+    /// Opens the target's memory to the requester, under new keys.
+    fn open(&self, pair: &mut Pair<'d, 'p>) -> Result<(), Failure> {
+        self.close(pair)?;
+        pair.target.prepare_registrations();
+        pair.target.post()?;
+        self.settle(pair, "IB_WR_REG_MR", 0)?;
+        pair.is_open = true;
+
+        Ok(())
+    }
+
+    /// Closes the target's memory, if it is open.
+    fn close(&self, pair: &mut Pair<'d, 'p>) -> Result<(), Failure> {
+        if pair.is_open {
+            pair.is_open = false;
+            pair.target.prepare_invalidations();
+            pair.target.post()?;
+            self.settle(pair, "IB_WR_LOCAL_INV", 0)?;
+        }
+
+        Ok(())
+    }
+
+    /// Causes an error on purpose, and looks whether it is what it has to be and whether a new
+    /// connection works; returns that.
+    fn cause_error(&mut self, mut pair: Pair<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+        const TITLE: &str = "READ with a wrong key";
+        const TEST: &str = "wrong_key";
+
+        self.count.tests = self.count.tests.saturating_add(1);
+
+        let flushed = match self.wrong_key(&mut pair) {
+            Ok(flushed) => flushed,
+            Err(Failure::Stopped) => return Err(Failure::Stopped),
+            Err(failure) => {
+                pr_err!("{}{TITLE}: failed, {failure}\n", self.prefix);
+                self.fail(&TITLE, TEST, Self::WORD, &failure)?;
+
+                return self.reconnect(pair, limit);
+            }
+        };
+
+        let mut pair = self.reconnect(pair, limit)?;
+
+        match self.test(&mut pair, Test(Request::Send), Self::WORD, self.depth()) {
+            Ok(_) => {
+                pr_info!(
+                    "{}{TITLE}: {}, {flushed} flushed, queue pair in {}; recovered by a new one\n",
+                    self.prefix,
+                    Status::REM_ACCESS_ERR,
+                    State::ERR
+                );
+                self.results
+                    .lock()
+                    .add(TEST, Self::WORD, self.depth(), Outcome::Flushed(flushed));
+                Ok(pair)
+            }
+            Err(Failure::Stopped) => Err(Failure::Stopped),
+            Err(failure) => {
+                pr_err!("{}{TITLE}: not recovered, {failure}\n", self.prefix);
+                self.fail(&TITLE, TEST, Self::WORD, &failure)?;
+                self.reconnect(pair, limit)
+            }
+        }
+    }
+
+    /// Reads with a key that opens nothing, and then once more; returns how many requests were
+    /// flushed.
+    fn wrong_key(&self, pair: &mut Pair<'d, 'p>) -> Result<u32, Failure> {
+        let test = Test(Request::Read);
+        let mut flushed = 0u32;
+
+        self.open(pair)?;
+        prepare(pair, test, self.depth() as usize, Self::WORD as usize);
+        pair.requester.falsify_first_key();
+
+        for is_first in [true, false] {
+            let mut expected = if is_first {
+                Status::REM_ACCESS_ERR
+            } else {
+                Status::WR_FLUSH_ERR
+            };
+            let mut message = 0u64;
+
+            pair.requester.post()?;
+
+            if !self.wait(pair, |pair| !pair.requester.has_outstanding_sends())? {
+                return Err(diagnose(pair, test.name(), 0));
+            }
+
+            for completion in pair.requester.message_completions() {
+                if completion.status != expected {
+                    return Err(bad(&completion, test.name(), message, pair));
+                }
+
+                if expected == Status::WR_FLUSH_ERR {
+                    flushed = flushed.saturating_add(1);
+                }
+
+                expected = Status::WR_FLUSH_ERR;
+                message = message.wrapping_add(1);
+            }
+
+            // A device may say so later than it completes the request.
+            if !self.wait(pair, |pair| {
+                pair.requester
+                    .state()
+                    .is_ok_and(|state| state == State::ERR)
+            })? {
+                return Err(Failure::State(pair.requester.state().ok()));
+            }
+        }
+
+        Ok(flushed)
+    }
+}
+
+/// Prepares a batch, and the receives for it.
+fn prepare(pair: &mut Pair<'_, '_>, test: Test, count: usize, size: usize) {
+    pair.requester
+        .prepare(test.0, count, size, &pair.target, test.needs_read_behind());
+
+    if test.is_received() {
+        // The data of a write does not come with the receive.
+        pair.target
+            .prepare_receives(count, if test.is_sent() { size } else { 0 });
+    } else {
+        pair.target.prepare_receives(0, 0);
+    }
+}
+
+/// Fills in what is sent, or what is read.
+fn fill(pair: &mut Pair<'_, '_>, test: Test, pattern: Pattern, first: u64, size: usize) {
+    let count = pair.requester.messages();
+    let mut message = first;
+
+    if test.0 == Request::Read || test.is_atomic() {
+        for buffer in pair.target.buffers(count) {
+            buffer.fill(size, |index| pattern.word(message, index));
+            message = message.wrapping_add(1);
+        }
+    } else {
+        for buffer in pair.requester.buffers(count) {
+            buffer.fill(size, |index| pattern.word(message, index));
+            message = message.wrapping_add(1);
+        }
+    }
+
+    pair.requester.set_immediates(|index| {
+        pattern.immediate(first.wrapping_add(index))
+            ^ u32::from(cfg!(krdma_smoke_bug = "wrong-immediate"))
+    });
+    pair.requester
+        .set_operands(|index| pattern.operation(test, first.wrapping_add(index)).1);
+}
+
+/// Checks the completions and the data of a batch that has completed.
+fn check(
+    pair: &Pair<'_, '_>,
+    test: Test,
+    pattern: Pattern,
+    first: u64,
+    size: usize,
+) -> Result<(), Failure> {
+    let count = pair.requester.messages();
+    let mut message = first;
+
+    for completion in pair.requester.message_completions() {
+        if completion.times != 1 {
+            return Err(bad(&completion, test.name(), message, pair));
+        }
+
+        if completion.opcode != test.0.opcode() {
+            return Err(Failure::Opcode {
+                message,
+                opcode: completion.opcode,
+            });
+        }
+
+        message = message.wrapping_add(1);
+    }
+
+    message = first;
+
+    for completion in pair.target.receive_completions() {
+        if completion.times != 1 {
+            return Err(bad(&completion, "receive", message, pair));
+        }
+
+        let opcode = if test.is_sent() {
+            Opcode::RECV
+        } else {
+            Opcode::RECV_RDMA_WITH_IMM
+        };
+
+        if completion.opcode != opcode {
+            return Err(Failure::Opcode {
+                message,
+                opcode: completion.opcode,
+            });
+        }
+
+        if completion.byte_len as usize != size {
+            return Err(Failure::Length {
+                message,
+                received: completion.byte_len,
+            });
+        }
+
+        let sent = test.has_immediate().then(|| pattern.immediate(message));
+
+        if completion.immediate != sent {
+            return Err(Failure::Immediate {
+                message,
+                sent,
+                received: completion.immediate,
+            });
+        }
+
+        message = message.wrapping_add(1);
+    }
+
+    message = first;
+
+    if test.is_atomic() {
+        for buffer in pair.target.buffers(count) {
+            let after = pattern.operation(test, message).0;
+
+            buffer
+                .check(size, |_| after)
+                .map_err(|offset| Failure::Data { message, offset })?;
+            message = message.wrapping_add(1);
+        }
+
+        message = first;
+    }
+
+    // What a read or an atomic operation returns is at the requester.
+    if test.0 == Request::Read || test.is_atomic() {
+        for buffer in pair.requester.buffers(count) {
+            buffer
+                .check(size, |index| pattern.word(message, index))
+                .map_err(|offset| Failure::Data { message, offset })?;
+            message = message.wrapping_add(1);
+        }
+    } else {
+        for buffer in pair.target.buffers(count) {
+            buffer
+                .check(size, |index| pattern.word(message, index))
+                .map_err(|offset| Failure::Data { message, offset })?;
+            message = message.wrapping_add(1);
+        }
+    }
+
+    Ok(())
+}
+
+/// Finds out why a batch has not completed as it should.
+fn diagnose(pair: &Pair<'_, '_>, what: &'static str, first: u64) -> Failure {
+    let find = |is_bad: fn(&WorkCompletion) -> bool| {
+        position(pair.requester.completions(), is_bad)
+            .or_else(|| position(pair.target.completions(), is_bad))
+            .map(|found| (what, found))
+            .or_else(|| {
+                position(pair.target.receive_completions(), is_bad).map(|found| ("receive", found))
+            })
+    };
+
+    // What was flushed was so for another one's failure.
+    let found = find(|wc| {
+        wc.times > 0 && wc.status != Status::SUCCESS && wc.status != Status::WR_FLUSH_ERR
+    })
+    .or_else(|| find(|wc| wc.times > 1 || (wc.times == 1 && !wc.is_own)))
+    .or_else(|| find(|wc| wc.times > 0 && wc.status != Status::SUCCESS))
+    .or_else(|| find(|wc| wc.times == 0));
+
+    match found {
+        // It is that of the last message.
+        Some((_, (index, completion)))
+            if index >= pair.requester.messages() as u64 && index > 0 =>
+        {
+            let last = first.wrapping_add(index.wrapping_sub(1));
+
+            bad(&completion, "the read behind it", last, pair)
+        }
+        Some((of, (index, completion))) => bad(&completion, of, first.wrapping_add(index), pair),
+        // What was lost has come meanwhile.
+        None => Failure::Lost {
+            of: what,
+            message: first,
+        },
+    }
+}
+
+/// Returns what is wrong with a completion.
+fn bad(
+    completion: &WorkCompletion,
+    of: &'static str,
+    message: u64,
+    pair: &Pair<'_, '_>,
+) -> Failure {
+    if completion.times == 0 {
+        return Failure::Lost { of, message };
+    }
+
+    if completion.times > 1 || !completion.is_own {
+        return Failure::Unexpected { of, message };
+    }
+
+    Failure::Completion {
+        of,
+        message,
+        status: completion.status,
+        vendor_err: completion.vendor_err,
+        state: pair.requester.state().ok(),
+    }
+}
+
+/// Returns the first completion that is bad, and its index.
+fn position(
+    completions: impl Iterator<Item = WorkCompletion>,
+    is_bad: fn(&WorkCompletion) -> bool,
+) -> Option<(u64, WorkCompletion)> {
+    let mut index = 0u64;
+
+    for completion in completions {
+        if is_bad(&completion) {
+            return Some((index, completion));
+        }
+
+        index = index.wrapping_add(1);
+    }
+
+    None
+}
+
+/// Returns how an end is called in the log and in the results.
+fn end(name: &CStr, device: Device<'_>, port: &Port<'_>, address: Address) -> Result<End> {
+    Ok(End {
+        device: CString::try_from_fmt(fmt!("{name}"))?,
+        firmware: CString::try_from_fmt(fmt!("{}", device.firmware()))?,
+        port: port.number(),
+        mtu: port.mtu(),
+        address,
+    })
+}
+
+/// What a test is called in the log.
+struct Title {
+    test: Test,
+    size: u32,
+    depth: u32,
+}
+
+impl fmt::Display for Title {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { test, size, depth } = self;
+
+        f.write_fmt(fmt!("{} {size}B depth {depth}", test.name()))
+    }
+}
+
+/// What was measured in a test.
+struct Figures<'a> {
+    elapsed: u64,
+    latencies: &'a Summary,
+    messages: u32,
+    size: u32,
+}
+
+impl fmt::Display for Figures<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let latencies = self.latencies;
+        let messages = u64::from(self.messages);
+
+        // Thousandths of 1000 operations per second, and of 1,000,000 bytes per second.
+        let rate = |count: u64, scale: u64| match count.checked_mul(scale) {
+            Some(scaled) => scaled.checked_div(self.elapsed).unwrap_or(0),
+            None => count.checked_div(self.elapsed / scale).unwrap_or(0),
+        };
+        let bytes = messages.saturating_mul(self.size.into());
+
+        f.write_fmt(fmt!(
+            "latency min/p50/p99/p99.9/max {}/{}/{}/{}/{} us, {} kops/s, {} MB/s",
+            Tenths(latencies.min / 100),
+            Tenths(latencies.percentile(500) / 100),
+            Tenths(latencies.percentile(990) / 100),
+            Tenths(latencies.percentile(999) / 100),
+            Tenths(latencies.max / 100),
+            Thousandths(rate(messages, 1_000_000_000)),
+            Thousandths(rate(bytes, 1_000_000)),
+        ))
+    }
+}
+
+/// A number of thousandths, of which three digits are shown.
+struct Thousandths(u64);
+
+impl fmt::Display for Thousandths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0..1000 => f.write_fmt(fmt!("0.{:03}", self.0)),
+            1000..10_000 => f.write_fmt(fmt!("{}.{:02}", self.0 / 1000, self.0 / 10 % 100)),
+            10_000..100_000 => fmt::Display::fmt(&Tenths(self.0 / 100), f),
+            _ => fmt::Display::fmt(&(self.0 / 1000), f),
+        }
+    }
+}
+
+/// A number of tenths.
+struct Tenths(u64);
+
+impl fmt::Display for Tenths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_fmt(fmt!("{}.{}", self.0 / 10, self.0 % 10))
+    }
+}
