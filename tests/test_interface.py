@@ -12,8 +12,23 @@ from kernel import Kernel
 from module import PROJECT
 
 
+# The parameters, with their types and defaults.
+PARAMETERS = {
+    "check_ib_core": ("bool", "Y"),
+    "depth": ("uint", "1"),
+    "errors": ("bool", "N"),
+    "gid_index": ("int", "-1"),
+    "peer": ("charp", ""),
+    "poll": ("charp", "direct"),
+    "port": ("uint", "0"),
+    "rdma_dev_name": ("charp", "mlx5_0"),
+    "sizes": ("charp", "8,4096,65536,1048576"),
+    "traffic": ("uint", "0"),
+}
+
+
 def test_modinfo(root: BuildRoot, chosen: Kernel, ko: Path) -> None:
-    """The module and its parameter are described."""
+    """The module and its parameters are described."""
     lines = root.output(["modinfo", ko], readable=[PROJECT]).splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     assert fields["name"].strip() == "krdma_smoke"
@@ -23,11 +38,10 @@ def test_modinfo(root: BuildRoot, chosen: Kernel, ko: Path) -> None:
     assert "RDMA" in fields["description"]
     parameters = root.output(["modinfo", "--parameters", ko], readable=[PROJECT]).splitlines()
     described = dict(sorted(line.split(":", 1) for line in parameters))
-    assert list(described) == ["check_ib_core", "rdma_dev_name"]
-    assert "default: Y" in described["check_ib_core"]
-    assert described["check_ib_core"].endswith("(bool)")
-    assert "mlx5_0" in described["rdma_dev_name"]
-    assert described["rdma_dev_name"].endswith("(charp)")
+    assert list(described) == list(PARAMETERS)
+    for name, (kind, default) in PARAMETERS.items():
+        assert f"(default: {default or 'empty'}" in described[name]
+        assert described[name].endswith(f"({kind})")
 
 
 def test_no_panic_path(root: BuildRoot, ko: Path) -> None:
@@ -54,7 +68,11 @@ def test_parameter_in_sysfs(guest: Guest) -> None:
     guest.load("rxe0")
     assert guest.do(f"stat -c %a {parameter}; cat {parameter}").output == "444\nrxe0\n"
     names = guest.do("ls /sys/module/krdma_smoke/parameters").output.split()
-    assert names == ["check_ib_core", "rdma_dev_name"]
+    assert names == list(PARAMETERS)
+    for name, (_, default) in PARAMETERS.items():
+        if name != "rdma_dev_name":
+            shown = guest.do(f"cat /sys/module/krdma_smoke/parameters/{name}").output
+            assert shown == f"{default}\n"
     assert guest.run(f"chmod 644 {parameter} && echo rxe1 >{parameter}").status != 0
     assert guest.do(f"cat {parameter}").output == "rxe0\n"
     guest.unload()

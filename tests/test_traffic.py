@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Traffic: every kind of message arrives as it was sent, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import module
+import pytest
+from buildroot import BuildRoot
+from guest import RETURNED, Guest, said
+from kernel import Kernel
+
+_SCHEMA = json.loads((Path(__file__).parent / "results.schema.json").read_text())
+
+MESSAGES = ("send_recv", "send_with_imm", "rdma_write", "rdma_write_with_imm", "rdma_read")
+ATOMICS = ("compare_swap", "fetch_add")
+DEFAULT_SIZES = (8, 4096, 65536, 1048576)
+
+# The name of a rxe0's file of results.
+RESULTS = "/sys/kernel/debug/krdma_smoke/rxe0/results"
+
+Lines = list[str]
+
+
+def all_tests(sizes: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Return the tests that are run for these sizes."""
+    return [(test, size) for test in MESSAGES for size in sizes] + [(test, 8) for test in ATOMICS]
+
+
+def start(guest: Guest, **parameters: str | int) -> int:
+    """Load the module with traffic; return where its log begins."""
+    begin = len(guest.log)
+    values = {"rdma_dev_name": "rxe0", "traffic": 12, **parameters}
+    arguments = [shlex.quote(f"{name}={value}") for name, value in values.items()]
+    guest.do("dmesg -c >/dev/null; insmod /krdma_smoke.ko " + " ".join(arguments))
+    return begin
+
+
+def lines_since(guest: Guest, begin: int) -> Lines:
+    """Return what the module has said since then."""
+    prefix = "krdma_smoke: "
+    return [line.removeprefix(prefix) for line in guest.log[begin:] if line.startswith(prefix)]
+
+
+def run(guest: Guest, **parameters: str | int) -> Lines:
+    """Run traffic to its end; return what the module says of it."""
+    begin = start(guest, **parameters)
+    guest.wait_for("traffic smoke ")
+    return lines_since(guest, begin)
+
+
+def results(guest: Guest) -> dict[str, Any]:
+    """Return the results, which go with the schema."""
+    parsed: dict[str, Any] = json.loads(guest.do(f"cat {RESULTS}").output)
+    jsonschema.validate(parsed, _SCHEMA)
+    return parsed
+
+
+def good(lines: Lines, depth: int = 1, messages: int = 12) -> list[tuple[str, int]]:
+    """Return the tests that went well."""
+    number = r"\d+(?:\.\d+)?"
+    pattern = re.compile(
+        rf"(\w+) (\d+)B depth {depth}: {messages} ok, latency min/p50/p99/p99.9/max"
+        rf" (?:\d+\.\d/){{4}}\d+\.\d us, {number} kops/s, {number} MB/s"
+    )
+    found = [pattern.fullmatch(line) for line in lines]
+    return [(match[1], int(match[2])) for match in found if match]
+
+
+def nothing_left(guest: Guest) -> None:
+    """Make sure that nothing is left behind, of either part of the test."""
+    assert not guest.objects()
+    assert guest.do("ls /sys/kernel/debug | grep krdma_smoke || true").output == ""
+
+
+def veth(guest: Guest) -> None:
+    """Make rxe0 and rxe1, the latter in another network namespace, with a cable between them."""
+    guest.do(
+        "modprobe rdma_rxe; modprobe veth; mkdir -p /run/netns; ip netns add there\n"
+        "ip link add v0 type veth peer name v1 address 02:00:00:00:00:02\n"
+        "ip link set v1 netns there\n"
+        "ip addr add 10.1.0.1/24 dev v0; ip link set v0 up\n"
+        "ip -n there addr add 10.1.0.2/24 dev v1; ip -n there link set v1 up\n"
+        "rdma link add rxe0 type rxe netdev v0\n"
+        "ip netns exec there rdma link add rxe1 type rxe netdev v1\n"
+    )
+
+
+@pytest.mark.parametrize("stack", ["in-tree", "devices-clients"], indirect=True)
+@pytest.mark.parametrize("poll", ["direct", "workqueue"])
+def test_everything_arrives(guest: Guest, poll: str) -> None:
+    """Every test, in every size, several outstanding and the last batch not full; then no MR."""
+    guest.add("rxe0")
+    for depth in (1, 5):
+        lines = run(guest, poll=poll, depth=depth, errors=1)
+        assert good(lines, depth) == all_tests(DEFAULT_SIZES), lines
+        flushed = 2 * depth - 1
+        assert (
+            f"READ with a wrong key: IB_WC_REM_ACCESS_ERR, {flushed} flushed, queue pair in ERR;"
+            " recovered by a new one"
+        ) in lines
+        assert lines[-1] == "traffic smoke success"
+        assert guest.do("rdma resource show mr").output == ""
+        parsed = results(guest)
+        assert (parsed["state"], parsed["poll"], parsed["depth"]) == ("success", poll, depth)
+        *tests, last = parsed["tests"]
+        assert last == {"test": "wrong_key", "size": 8, "messages": depth, "flushed": flushed}
+        assert [(test["test"], test["size"]) for test in tests] == all_tests(DEFAULT_SIZES)
+        for test in tests:
+            latency = test["latency_ns"]
+            assert sum(count for _, _, count in latency["histogram"]) == test["messages"] == 12
+            percentiles = [latency[name] for name in ("min", "p50", "p99", "p99.9", "max")]
+            assert percentiles == sorted(percentiles)
+            for lower, upper, _ in latency["histogram"]:
+                assert lower <= upper <= lower * 1.01
+        guest.unload()
+        nothing_left(guest)
+
+
+def test_results_are_roots(guest: Guest) -> None:
+    """Only root can read the results, which name what was measured."""
+    guest.add("rxe0")
+    guest.do("ip addr add 10.0.0.1/24 dev net_rxe0")
+    lines = run(guest, sizes="8")
+    assert guest.do(f"stat -c '%a %u' {RESULTS}").output == "400 0\n"
+    parsed = results(guest)
+    assert parsed["kernel"] == guest.do("uname -r").output.strip()
+    here, there = parsed["ends"]
+    assert here == there
+    assert (here["device"], here["port"]) == ("rxe0", 1)
+    # An address of the port's is preferred to the one that every port has.
+    assert here["gid"] == "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    table = "/sys/class/infiniband/rxe0/ports/1/gids"
+    assert guest.do(f"cat {table}/{here['gid_index']}").output.strip() == here["gid"]
+    assert lines[-1] == "traffic smoke success"
+
+
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_mtu(guest: Guest, mtu: int) -> None:
+    """Messages of many packets, and of a part of one, arrive whatever the size of a packet."""
+    guest.do(f"modprobe dummy; ip link add net_rxe0 type dummy; ip link set net_rxe0 mtu {mtu}")
+    guest.add("rxe0")
+    sizes = (0, 1, 7, 4095, 4097, 100_001)
+    lines = run(guest, sizes=",".join(map(str, sizes)), depth=2)
+    assert good(lines, 2) == all_tests(sizes), lines
+    assert lines[-1] == "traffic smoke success"
+    assert results(guest)["ends"][0]["mtu"] == {1500: 1024, 9000: 4096}[mtu]
+
+
+# What is refused, and why; no reason where it is the kernel that refuses: no number, or too long.
+WRONG = (
+    ("sizes=-1", "sizes=: entry 1 is not a number of bytes, such as in 8,4096"),
+    ("sizes=8,x", "sizes=: entry 2 is not a number of bytes, such as in 8,4096"),
+    ("sizes=", "sizes=: entry 1 is not a number of bytes, such as in 8,4096"),
+    ("sizes=8,", "sizes=: entry 2 is not a number of bytes, such as in 8,4096"),
+    ("sizes=4294967296", "sizes=: entry 1 is not a number of bytes, such as in 8,4096"),
+    (f"sizes={','.join(['1'] * 500)}", "sizes=: there are more than 32"),
+    (f"sizes={','.join(['1'] * 1000)}", None),
+    ("depth=0", "depth=0: at least one message has to be outstanding"),
+    ("depth=-1", None),
+    ("traffic=-1", None),
+    ("poll=", "poll= must be direct or workqueue"),
+    ("poll=softirq", "poll= must be direct or workqueue"),
+    ("gid_index=256", "gid_index=256: there are 0 to 255, and -1 for any"),
+    ("gid_index=-2", "gid_index=-2: there are 0 to 255, and -1 for any"),
+)
+
+
+def test_wrong_parameters(guest: Guest) -> None:
+    """A parameter that cannot be right is refused before anything is done; the log says why."""
+    guest.add("rxe0")
+    for parameter, complaint in WRONG:
+        result = guest.run(f"insmod /krdma_smoke.ko traffic=1 rdma_dev_name=rxe0 {parameter}")
+        assert result.status != 0, parameter
+        assert not complaint or said(result)[-1] == complaint
+        assert "krdma_smoke" not in guest.do("lsmod").output
+
+
+# What the device does not have, and what is said of it.
+TOO_MUCH: tuple[tuple[dict[str, int], str], ...] = (
+    ({"sizes": 4_000_000_000}, r"sizes= has 4000000000, which is more than the \d+ that can .*"),
+    (
+        {"sizes": 2 << 20, "depth": 33, "traffic": 33},
+        "depth= messages of sizes= are more than 64 MiB",
+    ),
+    ({"depth": 1_000_000}, r"depth= is more than the \d+ that the device can have"),
+    ({"port": 2}, "no such port, the device has 1; see port="),
+    ({"gid_index": 200}, "the ports have no addresses of the same kind .*; see gid_index="),
+)
+
+
+def test_too_much(guest: Guest) -> None:
+    """What the device does not have is told, and how much it has."""
+    guest.add("rxe0")
+    for parameters, complaint in TOO_MUCH:
+        lines = run(guest, **parameters)
+        assert re.fullmatch(f"traffic smoke failed: {complaint}", lines[-1]), lines
+        parsed = results(guest)
+        assert parsed["state"] == "failed"
+        assert lines[-1] == f"traffic smoke failed: {parsed['reason']}"
+        guest.unload()
+        nothing_left(guest)
+
+
+def test_largest(guest: Guest) -> None:
+    """As much as is allowed works: the deepest queue, the largest message, all the sizes."""
+    guest.add("rxe0")
+    lines = run(guest, sizes=8, depth=1_000_000)
+    deepest = int(re.findall(r"the (\d+) that", lines[-1])[0])
+    guest.unload()
+    lines = run(guest, sizes=4_000_000_000)
+    largest = int(re.findall(r"the (\d+) that", lines[-1])[0])
+    guest.unload()
+    for parameters in (
+        {"sizes": 8, "depth": deepest, "traffic": deepest},
+        {"sizes": largest, "traffic": 2},
+        {"sizes": ",".join(map(str, range(1, 33))), "traffic": 1},
+    ):
+        assert run(guest, **parameters)[-1] == "traffic smoke success"
+        guest.unload()
+    nothing_left(guest)
+
+
+def test_no_traffic(guest: Guest) -> None:
+    """Without traffic=, nothing is posted, and nothing is in debugfs."""
+    guest.add("rxe0")
+    loaded = guest.load("rxe0")
+    assert not [line for line in said(loaded) if "traffic" in line]
+    guest.do("test ! -e /sys/kernel/debug/krdma_smoke")
+
+
+def test_port_is_down(guest: Guest) -> None:
+    """A port that is down before is told; it works as soon as it is up."""
+    guest.add("rxe0")
+    guest.do("ip link set net_rxe0 down")
+    lines = run(guest)
+    reason = "no port is up; see that one has a link and is configured"
+    what = "is down; see that it has a link and is configured"
+    assert lines[-1] == f"traffic smoke failed: {reason}"
+    guest.unload()
+    assert run(guest, port=1)[-1] == f"traffic smoke failed: port 1 {what}"
+    guest.unload()
+    guest.do("ip link set net_rxe0 up")
+    assert run(guest, sizes=8)[-1] == "traffic smoke success"
+
+
+def test_several_devices(guest: Guest) -> None:
+    """With every device taken, each has results of its own, and each line its name."""
+    guest.add("rxe0", "rxe1")
+    begin = start(guest, rdma_dev_name="", sizes="8,4096")
+    guest.wait_for("rxe0: traffic smoke ")
+    guest.wait_for("rxe1: traffic smoke ")
+    lines = lines_since(guest, begin)
+    for name in ("rxe0", "rxe1"):
+        own = [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")]
+        assert good(own) == all_tests((8, 4096))
+        assert own[-1] == "traffic smoke success"
+        guest.do(f"grep -q success /sys/kernel/debug/krdma_smoke/{name}/results")
+
+
+def test_results_are_open(guest: Guest) -> None:
+    """While somebody has the results open, the module cannot be unloaded; then it can."""
+    guest.add("rxe0")
+    run(guest, sizes=8)
+    refused = guest.run(f"exec 3<{RESULTS}; head -c 1 <&3; rmmod krdma_smoke")
+    assert "Module krdma_smoke is in use" in refused.output
+    # The device may go meanwhile, and the file with it.
+    shown = guest.run(f"exec 3<{RESULTS}; rdma link delete rxe0; cat <&3; ls {RESULTS}")
+    assert "No such file" in shown.output
+    guest.unload()
+    nothing_left(guest)
+
+
+def test_slash_in_name(guest: Guest) -> None:
+    """A device can have a name that a directory cannot: it is changed as sysfs does."""
+    guest.add("rxe0")
+    guest.rename("rxe0", "rdma/0")
+    run(guest, rdma_dev_name="rdma/0", sizes=8)
+    assert guest.do("ls /sys/kernel/debug/krdma_smoke").output == "rdma!0\n"
+
+
+def test_renamed(guest: Guest) -> None:
+    """Results are found under the name that the device has now, and its former name is free."""
+    guest.add("rxe0")
+    run(guest, sizes=8)
+    before = results(guest)
+    guest.rename("rxe0", "other0")
+    directory = "/sys/kernel/debug/krdma_smoke"
+    assert guest.do(f"ls {directory}").output == "other0\n"
+    assert json.loads(guest.do(f"cat {directory}/other0/results").output) == before
+    guest.do("ip link add net_2 type dummy; ip link set net_2 up")
+    begin = len(guest.log)
+    guest.do("dmesg -c >/dev/null; rdma link add rxe0 type rxe netdev net_2")
+    guest.wait_for("traffic smoke success")
+    assert good(lines_since(guest, begin)) == all_tests((8,))
+    assert results(guest)["ends"][0]["device"] == "rxe0"
+    guest.unload()
+    nothing_left(guest)
+
+
+@pytest.mark.parametrize("poll", ["direct", "workqueue"])
+def test_peer(guest: Guest, poll: str) -> None:
+    """Between two devices, in different network namespaces, everything arrives."""
+    veth(guest)
+    lines = run(guest, peer="rxe1", poll=poll, depth=5, sizes="8,65536", errors=1)
+    assert good(lines, 5) == all_tests((8, 65536)), lines
+    assert lines[-1] == "traffic smoke success"
+    ends = results(guest)["ends"]
+    assert [end["device"] for end in ends] == ["rxe0", "rxe1"]
+    assert [end["gid"][-9:] for end in ends] == ["0a01:0001", "0a01:0002"]
+    guest.unload()
+    nothing_left(guest)
+
+
+def test_peer_comes_and_goes(guest: Guest) -> None:
+    """Traffic waits for a peer that is not there yet, and stops when it goes away."""
+    guest.add("rxe0", "other")
+    begin = start(guest, peer="rxe1", traffic=4_000_000_000, sizes=8)
+    guest.wait_for("no RDMA device is named rxe1, traffic waits for it")
+    guest.rename("other", "rxe1")
+    guest.wait_for("traffic from rxe0 port 1")
+    guest.delete("rxe1")
+    guest.wait_for("traffic smoke stopped")
+    assert lines_since(guest, begin)[-1] == "traffic smoke stopped"
+    assert results(guest)["state"] == "stopped"
+    guest.unload()
+    nothing_left(guest)
+
+
+def test_peer_is_who_bears_the_name(guest: Guest) -> None:
+    """A peer that is renamed is none for new connections, and one again when it is renamed back."""
+    guest.add("rxe1", "rxe2")
+    start(guest, peer="rxe1", sizes=8)
+    guest.rename("rxe1", "other")
+    guest.rename("rxe2", "rxe1")
+    guest.delete("rxe1")
+    guest.add("rxe0")
+    guest.wait_for("no RDMA device is named rxe1, traffic waits for it")
+    guest.rename("other", "rxe1")
+    # Whether anything arrives there is not the question.
+    guest.wait_for("traffic from rxe0")
+    assert [end["device"] for end in results(guest)["ends"]] == ["rxe0", "rxe1"]
+    guest.unload()
+    nothing_left(guest)
+
+
+# How the way between two ends is cut and joined again, and how work requests complete then.
+CUTS = {
+    # Both ports go down. What soft-RoCE cannot send at all, it flushes.
+    "cable": ("down", "up", "RETRY_EXC|WR_FLUSH"),
+    # The ports stay up, and nothing arrives any more.
+    "silence": ("address 02:00:00:00:00:01", "address 02:00:00:00:00:02", "RETRY_EXC"),
+}
+
+
+@pytest.mark.parametrize("way", CUTS)
+def test_cut(guest: Guest, way: str) -> None:
+    """What is on its way when the way is cut fails; when it is joined again, the rest goes well."""
+    cut, join, status = CUTS[way]
+    veth(guest)
+    begin = start(guest, peer="rxe1", traffic=500, sizes="8,4096")
+    guest.wait_for("traffic from rxe0")
+    guest.do(f"ip -n there link set v1 {cut}")
+    guest.wait_for("failed, message ")
+    guest.do(f"ip -n there link set v1 {join}")
+    guest.wait_for("traffic smoke ")
+    lines = lines_since(guest, begin)
+    failed = [line for line in lines if ": failed, " in line]
+    # Until they are joined, the next connection is as bad.
+    pattern = re.compile(
+        rf"(\w+ \d+B depth 1): failed, (message \d+: \w+ completed with IB_WC_({status})_ERR,"
+        r" vendor_err \d+, queue pair in ERR)"
+    )
+    whats = [pattern.fullmatch(line) for line in failed]
+    assert all(whats), failed
+    first, *_ = [f"{what[1]}: {what[2]}" for what in whats if what]
+    assert lines[-1] == f"traffic smoke failed: {len(failed)} of 12 tests, first {first}"
+    assert len(good(lines, messages=500)) == 12 - len(failed)
+    assert good(lines, messages=500)[-1] == ("fetch_add", 8)
+    parsed = results(guest)
+    assert parsed["state"] == "failed"
+    errors = [test["error"] for test in parsed["tests"] if "error" in test]
+    assert errors == [what[2] for what in whats if what]
+
+
+@pytest.mark.parametrize("poll", ["direct", "workqueue"])
+@pytest.mark.parametrize("end", ["device", "module"])
+def test_stopped(guest: Guest, end: str, poll: str) -> None:
+    """The device's going, or the module's, in the midst of traffic stops it, and leaves nothing."""
+    guest.add("rxe0")
+    for number in range(20):
+        begin = start(guest, traffic=4_000_000_000, poll=poll, depth=1 + number % 4, sizes=4096)
+        guest.wait_for("traffic from rxe0")
+        guest.do(f"usleep {number * 5000}")
+        if end == "device":
+            guest.delete("rxe0")
+            assert not guest.objects()
+            guest.add("rxe0")
+        guest.unload()
+        lines = lines_since(guest, begin)
+        assert "traffic smoke stopped" in lines
+        assert lines[-len(RETURNED) :] == list(RETURNED) or end == "device"
+        nothing_left(guest)
+
+
+# What goes wrong, in which tests, and what is said of it.
+BUGS = {
+    "corrupt-byte": (
+        ("send_recv", "send_with_imm", "rdma_write", "rdma_write_with_imm"),
+        "message 0: wrong data from offset 16",
+    ),
+    "nothing-written": (("rdma_write",), "message 0: wrong data from offset 0"),
+    "lost-completion": (
+        ("fetch_add",),
+        "message 0: fetch_add has not completed for 30 s",
+    ),
+    "wrong-immediate": (
+        ("send_with_imm", "rdma_write_with_imm"),
+        "message 0: immediate 0x",
+    ),
+    "wrong-wr_cqe": (
+        ("rdma_read",),
+        "message 0: a completion has the wr_cqe of another rdma_read",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_bug_is_found(root: BuildRoot, chosen: Kernel, tmp_path: Path, bug: str) -> None:
+    """What goes wrong in one place is told as just that, and the rest goes well.
+
+    Twice the same size: what the first has left must not be taken for the second's.
+    """
+    tests, what = BUGS[bug]
+    built = module.build(root, chosen, f"KRDMA_SMOKE_BUG={bug}", variant=f"bug-{bug}")
+    files = {"krdma_smoke.ko": built.ko}
+    with Guest(root, chosen, files, log=tmp_path / "kernel.log") as guest:
+        guest.add("rxe0")
+        lines = run(guest, sizes="4096,24,24", depth=3, traffic=3)
+        assert not guest.splats()
+    expected = [test for test in all_tests((4096, 24, 24)) if test[0] in tests]
+    failed = [line for line in lines if ": failed, " in line]
+    for line, (test, size) in zip(failed, expected, strict=True):
+        assert line.startswith(f"{test} {size}B depth 3: failed, {what}"), line
+    assert len(good(lines, 3, 3)) == len(all_tests((4096, 24, 24))) - len(failed)
+    assert lines[-1].startswith(f"traffic smoke failed: {len(failed)} of ")
