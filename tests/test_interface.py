@@ -11,7 +11,6 @@ from guest import EXIT, RETURNED, Guest, said, says
 from kernel import Kernel
 from module import PROJECT
 
-
 # The parameters, with their types and defaults.
 PARAMETERS = {
     "check_ib_core": ("bool", "Y"),
