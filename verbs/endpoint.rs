@@ -124,7 +124,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     ///
     /// # Errors
     ///
-    /// Those of the functions of `ib_core` that are called, or `ECANCELED` of none of them. What has
+    /// Those of the functions of `ib_core` that are called, or `EINTR` of none of them. What has
     /// been done is undone.
     pub(crate) fn create(
         device: Device<'d>,
@@ -139,7 +139,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let check = || {
             goes_on()
                 .then_some(())
-                .ok_or(ECANCELED)
+                .ok_or(EINTR)
                 .map_err(of("creating an endpoint"))
         };
 
