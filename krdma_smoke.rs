@@ -73,7 +73,7 @@ param::parameter!(
 );
 
 param::parameter!(
-    sizes: charp = c"8,4096,65536,1048576",
+    sizes: charp = Settings::SIZES,
     "Sizes of the messages in bytes (default: 8,4096,65536,1048576, as far as the device goes)"
 );
 
@@ -235,26 +235,12 @@ impl Watcher {
         pr_info!("matched RDMA device {}\n", Printable(name));
 
         let resources = Resources::create(device)
-            .inspect_err(|e| {
-                pr_err!(
-                    "resource smoke failed on {}, ret={}: {}\n",
-                    Printable(name),
-                    e.to_errno(),
-                    advice(*e)
-                )
-            })
+            .inspect_err(|e| failed("resource", name, *e))
             .ok()?;
 
         let running = self.plan.as_ref().and_then(|plan| {
             plan.start(device, name)
-                .inspect_err(|e| {
-                    pr_err!(
-                        "traffic smoke failed on {}, ret={}: {}\n",
-                        Printable(name),
-                        e.to_errno(),
-                        advice(*e)
-                    )
-                })
+                .inspect_err(|e| failed("traffic", name, *e))
                 .ok()
         });
 
@@ -317,6 +303,7 @@ impl Plan {
     ///
     /// `ENOMEM`.
     fn start(&self, device: Device<'_>, name: &BStr) -> Result<Running> {
+        let directory = directory_name(name)?;
         let name = shown(name)?;
         // Lines of several devices would be taken for one another's.
         let prefix = if rdma_dev_name.value().is_empty() {
@@ -325,7 +312,6 @@ impl Plan {
             CString::try_from_fmt(fmt!(""))?
         };
 
-        let directory = directory_name(&name)?;
         let job = Traffic::new(
             self.settings.clone(),
             device,
@@ -373,8 +359,7 @@ impl Running {
     /// have next.
     fn rename(&mut self, plan: &Plan, name: &BStr) {
         self.file = None;
-        self.file = shown(name)
-            .and_then(|name| directory_name(&name))
+        self.file = directory_name(name)
             .and_then(|directory| plan.show(&directory, &self.contents))
             .inspect_err(|_| pr_err!("no memory to show the results of {}\n", Printable(name)))
             .ok();
@@ -387,26 +372,22 @@ impl Running {
 /// # Errors
 ///
 /// `ENOMEM`.
-fn directory_name(name: &CStr) -> Result<CString> {
-    struct WithoutSlashes<'a>(&'a CStr);
+fn directory_name(name: &BStr) -> Result<CString> {
+    struct Parts<'a>(&'a BStr);
 
-    impl fmt::Display for WithoutSlashes<'_> {
+    impl fmt::Display for Parts<'_> {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            struct Filter<'a, 'b>(&'a mut fmt::Formatter<'b>);
+            let mut separator = "";
 
-            impl fmt::Write for Filter<'_, '_> {
-                fn write_str(&mut self, text: &str) -> fmt::Result {
-                    text.chars().try_for_each(|char| {
-                        fmt::Write::write_char(self.0, if char == '/' { '!' } else { char })
-                    })
-                }
-            }
-
-            fmt::Write::write_fmt(&mut Filter(f), fmt!("{}", self.0))
+            self.0.split(|byte| *byte == b'/').try_for_each(|part| {
+                f.write_fmt(fmt!("{separator}{}", BStr::from_bytes(part)))?;
+                separator = "!";
+                Ok(())
+            })
         }
     }
 
-    CString::try_from_fmt(fmt!("{}", WithoutSlashes(name)))
+    CString::try_from_fmt(fmt!("{}", Parts(name)))
 }
 
 /// What was made on a device that was taken. The traffic goes first.
@@ -582,6 +563,16 @@ impl fmt::Display for Printable<'_> {
 /// `ENOMEM`.
 fn shown(name: &BStr) -> Result<CString> {
     CString::try_from_fmt(fmt!("{}", Printable(name)))
+}
+
+/// Says that a part of the smoke test could not be done on a device, and what the user can do.
+fn failed(part: &str, name: &BStr, error: Error) {
+    pr_err!(
+        "{part} smoke failed on {}, ret={}: {}\n",
+        Printable(name),
+        error.to_errno(),
+        advice(error)
+    );
 }
 
 /// What the user can do about a step that failed.

@@ -142,7 +142,7 @@ pub(crate) const fn name(with_nul: &'static str) -> &'static CStr {
 /// pr_info!("{}\n", greeting.value());
 /// ```
 macro_rules! parameter {
-    ($name:ident: charp = $default:literal, $description:literal) => {
+    ($name:ident: charp = $default:expr, $description:literal) => {
         $crate::param::parameter!(
             @ $name, "charp", $crate::param::Charp, $default, $description
         );
@@ -162,7 +162,7 @@ macro_rules! parameter {
             @ $name, "uint", ::kernel::ffi::c_uint, $default, $description
         );
     };
-    (@ $name:ident, $kind:literal, $type:ty, $default:literal, $description:literal) => {
+    (@ $name:ident, $kind:literal, $type:ty, $default:expr, $description:literal) => {
         #[expect(non_upper_case_globals, reason = "named as the user types it")]
         static $name: $crate::param::Parameter<$type> =
             $crate::param::Parameter::<$type>::new($default);

@@ -115,6 +115,11 @@ impl Test {
         self.0.has_immediate()
     }
 
+    /// The message's data comes back to the requester.
+    fn is_returned(self) -> bool {
+        self.0 == Request::Read || self.is_atomic()
+    }
+
     /// Nothing but a read behind it tells that the data has been put where the processor sees it.
     fn needs_read_behind(self) -> bool {
         self.0 == Request::Write || self.is_atomic()
@@ -406,15 +411,11 @@ impl Job for Traffic {
         let module_stop = self.module_stop.clone();
 
         let (state, reason) = match self.peer.clone() {
-            None => here.with(|here| {
-                self.between(here, here, Stops([stop, stop, &module_stop])) //
-            }),
+            None => here.with(|here| self.between(here, here, Stops([stop, stop, &module_stop]))),
             Some(peer) => match self.wait_for(&peer, Stops([stop, stop, &module_stop])) {
                 Some((there, gone)) => here.with(|here| {
-                    there.with(|there| {
-                        self.between(here, there, Stops([stop, &gone, &module_stop]))
-                        //
-                    })
+                    there
+                        .with(|there| self.between(here, there, Stops([stop, &gone, &module_stop])))
                 }),
                 None => (State::Stopped, None),
             },

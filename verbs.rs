@@ -44,7 +44,6 @@ pub(crate) use self::{
         DeviceReference, //
     },
     endpoint::{
-        CallError,
         Endpoint,
         EndpointAttributes, //
     },
@@ -79,6 +78,23 @@ use kernel::{
     error::to_result,
     prelude::*, //
 };
+
+/// A function of `ib_core` has failed: which, and how.
+pub(crate) struct CallError {
+    pub(crate) function: &'static str,
+    pub(crate) error: Error,
+}
+
+/// What has failed where there was no memory.
+const MEMORY: &str = "allocating memory";
+
+/// Makes a [`CallError`] of an error.
+fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {
+    move |error| CallError {
+        function,
+        error: error.into(),
+    }
+}
 
 /// Who uses the verbs: the name `ib_core` keeps of it, and what it is told.
 ///

@@ -96,6 +96,13 @@ struct Pair<'d, 'p> {
     is_open: bool,
 }
 
+impl Pair<'_, '_> {
+    /// Something has gone wrong; it is good for nothing then.
+    fn is_bad(&self) -> bool {
+        self.requester.is_bad() || self.target.is_bad()
+    }
+}
+
 /// How many tests have been run, and have failed.
 pub(super) struct Count {
     pub(super) tests: u32,
@@ -175,14 +182,15 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             let mut former = None;
 
             for size in settings.sizes() {
-                let size = Some(size.min(limit));
+                let size = size.min(limit);
 
                 // Of the default sizes several may be more than the device can have.
-                if let Some(size) = size.filter(|_| !settings.is_bounded || size != former) {
-                    pair = self.try_test(pair, test, size, limit)?;
+                if settings.is_bounded && former == Some(size) {
+                    continue;
                 }
 
-                former = size;
+                former = Some(size);
+                pair = self.try_test(pair, test, size, limit)?;
             }
         }
 
@@ -471,13 +479,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         what: &'static str,
         first: u64,
     ) -> Result<(), Failure> {
-        if self.wait(pair, |pair| {
-            (pair.requester.is_over() && pair.target.is_over())
-                || pair.requester.is_bad()
-                || pair.target.is_bad()
-        })? && !pair.requester.is_bad()
-            && !pair.target.is_bad()
-        {
+        let is_over = self.wait(pair, |pair| {
+            pair.is_bad() || (pair.requester.is_over() && pair.target.is_over())
+        })?;
+
+        if is_over && !pair.is_bad() {
             return Ok(());
         }
 
@@ -654,18 +660,11 @@ fn prepare(pair: &mut Pair<'_, '_>, test: Test, count: usize, size: usize) {
 /// Fills in what is sent, or what is read.
 fn fill(pair: &mut Pair<'_, '_>, test: Test, pattern: Pattern, first: u64, size: usize) {
     let count = pair.requester.messages();
-    let mut message = first;
 
-    if test.0 == Request::Read || test.is_atomic() {
-        for buffer in pair.target.buffers(count) {
-            buffer.fill(size, |index| pattern.word(message, index));
-            message = message.wrapping_add(1);
-        }
+    if test.is_returned() {
+        fill_messages(&pair.target, count, pattern, first, size);
     } else {
-        for buffer in pair.requester.buffers(count) {
-            buffer.fill(size, |index| pattern.word(message, index));
-            message = message.wrapping_add(1);
-        }
+        fill_messages(&pair.requester, count, pattern, first, size);
     }
 
     pair.requester.set_immediates(|index| {
@@ -742,36 +741,52 @@ fn check(
         message = message.wrapping_add(1);
     }
 
-    message = first;
-
     if test.is_atomic() {
-        for buffer in pair.target.buffers(count) {
-            let after = pattern.operation(test, message).0;
-
-            buffer
-                .check(size, |_| after)
-                .map_err(|offset| Failure::Data { message, offset })?;
-            message = message.wrapping_add(1);
-        }
-
-        message = first;
+        check_messages(&pair.target, count, first, size, |message, _| {
+            pattern.operation(test, message).0
+        })?;
     }
 
-    // What a read or an atomic operation returns is at the requester.
-    if test.0 == Request::Read || test.is_atomic() {
-        for buffer in pair.requester.buffers(count) {
-            buffer
-                .check(size, |index| pattern.word(message, index))
-                .map_err(|offset| Failure::Data { message, offset })?;
-            message = message.wrapping_add(1);
-        }
+    let word = |message, index| pattern.word(message, index);
+
+    if test.is_returned() {
+        check_messages(&pair.requester, count, first, size, word)
     } else {
-        for buffer in pair.target.buffers(count) {
-            buffer
-                .check(size, |index| pattern.word(message, index))
-                .map_err(|offset| Failure::Data { message, offset })?;
-            message = message.wrapping_add(1);
-        }
+        check_messages(&pair.target, count, first, size, word)
+    }
+}
+
+/// Fills in the data of `count` messages at one end.
+fn fill_messages(
+    end: &Endpoint<'_, Wire>,
+    count: usize,
+    pattern: Pattern,
+    first: u64,
+    size: usize,
+) {
+    let mut message = first;
+
+    for buffer in end.buffers(count) {
+        buffer.fill(size, |index| pattern.word(message, index));
+        message = message.wrapping_add(1);
+    }
+}
+
+/// Checks the data of `count` messages at one end; `word` is of a message and an index.
+fn check_messages(
+    end: &Endpoint<'_, Wire>,
+    count: usize,
+    first: u64,
+    size: usize,
+    word: impl Fn(u64, u64) -> u64,
+) -> Result<(), Failure> {
+    let mut message = first;
+
+    for buffer in end.buffers(count) {
+        buffer
+            .check(size, |index| word(message, index))
+            .map_err(|offset| Failure::Data { message, offset })?;
+        message = message.wrapping_add(1);
     }
 
     Ok(())

@@ -9,6 +9,7 @@ use super::{
         PolledCompletionQueue, //
     },
     mr::MemoryRegion,
+    of,
     qp::ConnectionAttributes,
     wc::{
         Entry,
@@ -21,6 +22,7 @@ use super::{
     },
     Address,
     Buffer,
+    CallError,
     Capabilities,
     Consumer,
     Device,
@@ -30,7 +32,8 @@ use super::{
     QueuePairAttributes,
     Request,
     State,
-    WorkCompletion, //
+    WorkCompletion,
+    MEMORY, //
 };
 use crate::bindings;
 use core::ptr::null_mut;
@@ -38,23 +41,6 @@ use kernel::{
     alloc::KVec,
     prelude::*, //
 };
-
-/// A function of `ib_core` has failed: which, and how.
-pub(crate) struct CallError {
-    pub(crate) function: &'static str,
-    pub(crate) error: Error,
-}
-
-/// What has failed where there was no memory.
-const MEMORY: &str = "allocating memory";
-
-/// Makes a [`CallError`] of an error.
-pub(super) fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {
-    move |error| CallError {
-        function,
-        error: error.into(),
-    }
-}
 
 /// What an endpoint is to be like.
 pub(crate) struct EndpointAttributes {
@@ -114,7 +100,6 @@ pub(crate) struct Endpoint<'d, C: Consumer> {
     receiving: Pin<KBox<Outstanding>>,
     context: PollContext,
     lkey: u32,
-    has_atomics: bool,
     device: Device<'d>,
 }
 
@@ -199,7 +184,6 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             receiving,
             context: attributes.context,
             lkey,
-            has_atomics: device.capabilities().atomics,
             qp,
             device,
         };
@@ -364,7 +348,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// What the peer may do to registered memory: `enum ib_access_flags`.
     fn access(&self) -> bindings::ib_access_flags {
-        let atomic = if self.has_atomics {
+        let atomic = if self.device.capabilities().atomics {
             bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC
         } else {
             0
@@ -430,7 +414,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             return Ok(());
         };
 
-        self.sending.expect(entries).map_err(of("ib_post_send"))?;
+        self.sending.begin(entries).map_err(of("ib_post_send"))?;
 
         // SAFETY: The requests were prepared, and are linked to one another; their entries stay
         // until the queue pair is destroyed, and so do the buffers. There are no more of them than
@@ -480,7 +464,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             return Ok(());
         };
 
-        self.receiving.expect(entries).map_err(of("ib_post_recv"))?;
+        self.receiving.begin(entries).map_err(of("ib_post_recv"))?;
 
         // SAFETY: As in `post()`.
         unsafe { self.qp.post_receive(first.as_raw()) }.map_err(of("ib_post_recv"))

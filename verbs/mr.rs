@@ -3,7 +3,7 @@
 //! Memory regions.
 
 use super::{
-    endpoint::of,
+    of,
     Buffer,
     CallError,
     Consumer,

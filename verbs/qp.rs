@@ -322,8 +322,8 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` in the state `RESET`, or what the device's driver says, such as `ENOMEM` if the queue is full. Those before the bad
-    /// one have been posted.
+    /// `EINVAL` in the state `RESET`, or what the device's driver says, such as `ENOMEM` if the queue
+    /// is full. Those before the bad one have been posted.
     pub(super) unsafe fn post_send(&mut self, first: *mut bindings::ib_send_wr) -> Result {
         let mut bad = null();
 

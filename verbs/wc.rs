@@ -149,7 +149,7 @@ impl Outstanding {
     /// # Errors
     ///
     /// `EBUSY` if some are outstanding.
-    pub(super) fn expect(&self, entries: &[Entry]) -> Result {
+    pub(super) fn begin(&self, entries: &[Entry]) -> Result {
         let count = i32::try_from(entries.len()).map_err(|_| EINVAL)?;
 
         if self.count.load(Acquire) != 0 {
