@@ -93,6 +93,16 @@ param::parameter!(
 );
 
 param::parameter!(
+    peer_port: uint = 0,
+    "port= of the other end; 0 on the same device for the same, else as port= (default: 0)"
+);
+
+param::parameter!(
+    peer_gid_index: int = -1,
+    "gid_index= of the other end; -1 for one that goes with that of this end (default: -1)"
+);
+
+param::parameter!(
     port: uint = 0,
     "Number of the port; 0 for the first that is active (default: 0)"
 );
@@ -274,8 +284,10 @@ impl Plan {
             sizes.value(),
             depth.value(),
             poll.value(),
-            port.value(),
-            gid_index.value(),
+            [
+                (port.value(), gid_index.value()),
+                (peer_port.value(), peer_gid_index.value()),
+            ],
             errors.value(),
         )?;
 

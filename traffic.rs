@@ -36,6 +36,7 @@ use crate::verbs::{
     DeviceReference,
     Job,
     Opcode,
+    PathError,
     PortError,
     Request,
     Status,
@@ -165,6 +166,36 @@ impl Pattern {
     }
 }
 
+/// Which end of the connection.
+///
+/// Displayed as what the names of its parameters begin with.
+#[derive(Clone, Copy)]
+enum Side {
+    /// The device under test.
+    Here,
+    /// Its peer, which may be the same device.
+    There,
+}
+
+impl Side {
+    /// Returns whose something is, to be put behind it.
+    fn of(self) -> &'static str {
+        match self {
+            Self::Here => "",
+            Self::There => " of the peer",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Here => "",
+            Self::There => "peer_",
+        })
+    }
+}
+
 /// Why traffic ended before it was over.
 enum Failure {
     /// It was told to.
@@ -212,8 +243,10 @@ enum Failure {
     },
     /// The queue pair was not in the state `ERR` after an error.
     State(Option<verbs::State>),
-    /// The port is down.
-    Port(PortError),
+    /// A port is not there, or is down.
+    Port(Side, PortError),
+    /// The port has no GID with the index that it is to have.
+    Gid(Side, u32),
     /// There is no way from one port to the other.
     NoPath,
     /// Something about the settings does not suit the device.
@@ -245,9 +278,13 @@ impl From<CallError> for Failure {
     }
 }
 
-impl From<PortError> for Failure {
-    fn from(error: PortError) -> Self {
-        Self::Port(error)
+impl From<PathError> for Failure {
+    fn from(error: PathError) -> Self {
+        match error {
+            PathError::NoSuchGid(index) => Self::Gid(Side::Here, index),
+            PathError::OtherHasNoSuchGid(index) => Self::Gid(Side::There, index),
+            PathError::NotAlike => Self::NoPath,
+        }
     }
 }
 
@@ -316,20 +353,33 @@ impl fmt::Display for Failure {
             Self::Data { message, offset } => {
                 f.write_fmt(fmt!("message {message}: wrong data from offset {offset}"))
             }
-            Self::Port(PortError::NoSuchPort(count)) => {
-                f.write_fmt(fmt!("no such port, the device has {count}; see port="))
-            }
-            Self::Port(PortError::Down(Some(number))) => f.write_fmt(fmt!(
-                "port {number} is down; see that it has a link and is configured"
+            Self::Port(side, PortError::NoSuchPort(count)) => f.write_fmt(fmt!(
+                "no such port, {} has {count}; see {side}port=",
+                match side {
+                    Side::Here => "the device",
+                    Side::There => "the peer",
+                }
             )),
-            Self::Port(PortError::Down(None)) => {
-                f.write_str("no port is up; see that one has a link and is configured")
-            }
-            Self::Port(PortError::Query(error)) => {
-                f.write_fmt(fmt!("ib_query_port failed, ret={}", error.to_errno()))
-            }
+            Self::Port(side, PortError::Down(Some(number))) => f.write_fmt(fmt!(
+                "port {number}{} is down; see that it has a link and is configured",
+                side.of()
+            )),
+            Self::Port(side, PortError::Down(None)) => f.write_fmt(fmt!(
+                "no port{} is up; see that one has a link and is configured",
+                side.of()
+            )),
+            Self::Port(side, PortError::Query(error)) => f.write_fmt(fmt!(
+                "ib_query_port{} failed, ret={}",
+                side.of(),
+                error.to_errno()
+            )),
+            Self::Gid(side, index) => f.write_fmt(fmt!(
+                "the port{} has no GID with the index {index}; see {side}gid_index=",
+                side.of()
+            )),
             Self::NoPath => f.write_str(
-                "the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=",
+                "the ports have no addresses of the same kind (such as a RoCE v2 GID with an IPv4 \
+                 address each); see gid_index= and peer_gid_index=",
             ),
             Self::Depth { max } => f.write_fmt(fmt!(
                 "depth= is more than the {max} that the device can have"

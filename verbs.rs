@@ -51,6 +51,7 @@ pub(crate) use self::{
     pd::ProtectionDomain,
     port::{
         Address,
+        PathError,
         Port,
         PortError, //
     },

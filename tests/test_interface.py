@@ -18,6 +18,8 @@ PARAMETERS = {
     "errors": ("bool", "N"),
     "gid_index": ("int", "-1"),
     "peer": ("charp", ""),
+    "peer_gid_index": ("int", "-1"),
+    "peer_port": ("uint", "0"),
     "poll": ("charp", "direct"),
     "port": ("uint", "0"),
     "rdma_dev_name": ("charp", "mlx5_0"),

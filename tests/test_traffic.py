@@ -169,6 +169,8 @@ WRONG = (
     ("poll=softirq", "poll= must be direct or workqueue"),
     ("gid_index=256", "gid_index=256: there are 0 to 255, and -1 for any"),
     ("gid_index=-2", "gid_index=-2: there are 0 to 255, and -1 for any"),
+    ("peer_gid_index=256", "peer_gid_index=256: there are 0 to 255, and -1 for any"),
+    ("peer_port=-1", None),
 )
 
 
@@ -191,7 +193,12 @@ TOO_MUCH: tuple[tuple[dict[str, int], str], ...] = (
     ),
     ({"depth": 1_000_000}, r"depth= is more than the \d+ that the device can have"),
     ({"port": 2}, "no such port, the device has 1; see port="),
-    ({"gid_index": 200}, "the ports have no addresses of the same kind .*; see gid_index="),
+    ({"peer_port": 2}, "no such port, the peer has 1; see peer_port="),
+    ({"gid_index": 200}, "the port has no GID with the index 200; see gid_index="),
+    (
+        {"peer_gid_index": 200},
+        "the port of the peer has no GID with the index 200; see peer_gid_index=",
+    ),
 )
 
 
@@ -248,6 +255,14 @@ def test_port_is_down(guest: Guest) -> None:
     guest.unload()
     guest.do("ip link set net_rxe0 up")
     assert run(guest, sizes=8)[-1] == "traffic smoke success"
+    guest.unload()
+    guest.add("rxe1")
+    guest.do("ip link set net_rxe1 down")
+    reason = "no port of the peer is up; see that one has a link and is configured"
+    assert run(guest, peer="rxe1", port=1)[-1] == f"traffic smoke failed: {reason}"
+    guest.unload()
+    lines = run(guest, peer="rxe1", peer_port=1)
+    assert lines[-1] == f"traffic smoke failed: port 1 of the peer {what}"
 
 
 def test_several_devices(guest: Guest) -> None:
@@ -311,11 +326,80 @@ def test_peer(guest: Guest, poll: str) -> None:
     lines = run(guest, peer="rxe1", poll=poll, depth=5, sizes="8,65536", errors=1)
     assert good(lines, 5) == all_tests((8, 65536)), lines
     assert lines[-1] == "traffic smoke success"
-    ends = results(guest)["ends"]
-    assert [end["device"] for end in ends] == ["rxe0", "rxe1"]
-    assert [end["gid"][-9:] for end in ends] == ["0a01:0001", "0a01:0002"]
+    assert [(device, gid) for device, _, _, gid in ends(guest)] == [
+        ("rxe0", "0a01:0001"),
+        ("rxe1", "0a01:0002"),
+    ]
     guest.unload()
     nothing_left(guest)
+
+
+def gid_index(guest: Guest, device: str, gid: str) -> int:
+    """Return the index of the GID that ends like that."""
+    table = f"/sys/class/infiniband/{device}/ports/1/gids"
+    return int(guest.do(f"cd {table}; grep -l '{gid}$' *").output)
+
+
+def ends(guest: Guest) -> list[tuple[str, int, int, str]]:
+    """Return between what there was traffic: devices, ports, indices and ends of GIDs."""
+    return [
+        (end["device"], end["port"], end["gid_index"], end["gid"][-9:])
+        for end in results(guest)["ends"]
+    ]
+
+
+def test_peer_has_settings_of_its_own(guest: Guest) -> None:
+    """What is said of one end is not of the other, and what is not said goes with what is."""
+    veth(guest)
+    guest.do(
+        "ip addr add 10.1.0.3/24 dev v0; ip -n there addr add 10.1.0.4/24 dev v1\n"
+        "ip addr add fd00::1/64 dev v0 nodad; ip -n there addr add fd00::2/64 dev v1 nodad\n"
+        "until ip -n there addr show dev v1 | grep -q 'fe80.*link'; do usleep 20000; done"
+    )
+    for here, there, given in (
+        ("0a01:0001", "0a01:0004", ("peer_gid_index",)),
+        ("0a01:0003", "0a01:0002", ("gid_index",)),
+        ("0a01:0003", "0a01:0004", ("gid_index", "peer_gid_index")),
+        ("0000:0001", "0000:0002", ("gid_index",)),
+        ("0000:0001", "0000:0002", ("peer_gid_index",)),
+    ):
+        indices = gid_index(guest, "rxe0", here), gid_index(guest, "rxe1", there)
+        values = dict(zip(("gid_index", "peer_gid_index"), indices, strict=True))
+        parameters = {name: values[name] for name in given}
+        lines = run(guest, peer="rxe1", sizes=8, port=1, **parameters)
+        assert lines[-1] == "traffic smoke success"
+        assert ends(guest) == [("rxe0", 1, indices[0], here), ("rxe1", 1, indices[1], there)]
+        guest.unload()
+    mixed = {
+        "gid_index": gid_index(guest, "rxe0", "0a01:0001"),
+        "peer_gid_index": gid_index(guest, "rxe1", "0000:0002"),
+    }
+    complaint = (
+        "the ports have no addresses of the same kind .*; see gid_index= and peer_gid_index="
+    )
+    lines = run(guest, peer="rxe1", sizes=8, **mixed)
+    assert re.fullmatch(f"traffic smoke failed: {complaint}", lines[-1]), lines
+    guest.unload()
+    lines = run(guest, peer="rxe1", peer_port=2)
+    assert lines[-1] == "traffic smoke failed: no such port, the peer has 1; see peer_port="
+
+
+def test_same_device_with_two_addresses(guest: Guest) -> None:
+    """The two ends may be addresses of one device, also where that is called its own peer."""
+    guest.add("rxe0")
+    guest.do("ip addr add 10.0.0.1/24 dev net_rxe0; ip addr add 10.0.0.2/24 dev net_rxe0")
+    first, second = (gid_index(guest, "rxe0", f"0a00:000{number}") for number in (1, 2))
+    for parameters, there in (
+        ({"gid_index": second}, second),
+        ({"gid_index": second, "peer_gid_index": first}, first),
+        ({"gid_index": second, "peer_gid_index": first, "peer": "rxe0", "peer_port": 1}, first),
+    ):
+        lines = run(guest, sizes="8,4096", depth=3, **parameters)
+        assert good(lines, 3) == all_tests((8, 4096)), lines
+        assert lines[-1] == "traffic smoke success"
+        indices = [index for _, _, index, _ in ends(guest)]
+        assert indices == [second, there]
+        guest.unload()
 
 
 def test_peer_comes_and_goes(guest: Guest) -> None:

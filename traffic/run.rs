@@ -21,6 +21,7 @@ use super::{
     settings::Settings,
     Failure,
     Pattern,
+    Side,
     Stops,
     Test,
     MEMORY_MAX,
@@ -205,11 +206,16 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     const WORD: u32 = size_of::<u64>() as u32;
 
     /// Finds the ports.
-    fn ports(&self) -> Result<(Port<'d>, Port<'p>), PortError> {
-        Ok((
-            Port::find(self.here, self.settings.port)?,
-            Port::find(self.there, self.settings.port)?,
-        ))
+    fn ports(&self) -> Result<(Port<'d>, Port<'p>), Failure> {
+        let [here, there] = &self.settings.ends;
+        let first =
+            Port::find(self.here, here.port).map_err(|error| Failure::Port(Side::Here, error))?;
+        // Nobody would look for another port on the same device than the one that was given.
+        let same = self.here.is(self.there).then_some(first.number());
+        let second = Port::find(self.there, there.port.or(same))
+            .map_err(|error| Failure::Port(Side::There, error))?;
+
+        Ok((first, second))
     }
 
     /// Finds the ports again after a failure, perhaps of the link: a port that is down has some time
@@ -221,10 +227,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.stops.check()?;
 
             match self.ports() {
-                Err(PortError::Down(_)) if now().saturating_sub(start) < PATIENCE_FOR_PORT => {
+                Err(Failure::Port(_, PortError::Down(_)))
+                    if now().saturating_sub(start) < PATIENCE_FOR_PORT =>
+                {
                     fsleep(PAUSE);
                 }
-                ports => return Ok(ports?),
+                ports => return ports,
             }
         }
     }
@@ -268,10 +276,17 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
     /// Returns by which addresses the ports reach each other.
     fn addresses(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(Address, Address), Failure> {
-        ports
+        let [here, there] = &self.settings.ends;
+        // As with the port.
+        let same = if ports.0.is(&ports.1) {
+            here.gid_index
+        } else {
+            None
+        };
+
+        Ok(ports
             .0
-            .addresses(&ports.1, self.settings.gid_index)
-            .map_err(|_| Failure::NoPath)
+            .addresses(&ports.1, here.gid_index, there.gid_index.or(same))?)
     }
 
     /// Makes two endpoints and connects them.

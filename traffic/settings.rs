@@ -2,6 +2,7 @@
 
 //! What the user wants of the traffic.
 
+use super::Side;
 use crate::verbs::PollContext;
 use kernel::{
     prelude::*,
@@ -18,15 +19,36 @@ pub(crate) struct Settings {
     /// How many messages are outstanding.
     pub(super) depth: u32,
     pub(super) context: PollContext,
-    /// The number of the port; none for the first one that is active.
-    pub(super) port: Option<u32>,
-    /// The index of the GID; none for the best one.
-    pub(super) gid_index: Option<u32>,
+    /// Of the device, and of the one at the other end, which may be the same.
+    pub(super) ends: [EndSettings; 2],
     /// Cause an error and recover from it.
     pub(super) errors: bool,
     /// A size that is too large is bounded, and not an error.
     pub(super) is_bounded: bool,
     sizes: [Option<u32>; SIZES_MAX],
+}
+
+/// What the user wants of one end of the connection.
+pub(super) struct EndSettings {
+    /// The number of the port; none for the first one that is active.
+    pub(super) port: Option<u32>,
+    /// The index of the GID; none for the best one.
+    pub(super) gid_index: Option<u32>,
+}
+
+impl EndSettings {
+    /// Checks the values of an end's parameters; says what is wrong with one that is.
+    fn new(side: Side, (port, gid_index): (u32, i32)) -> Result<Self> {
+        if gid_index < -1 || gid_index > u8::MAX.into() {
+            pr_err!("{side}gid_index={gid_index}: there are 0 to 255, and -1 for any\n");
+            return Err(EINVAL);
+        }
+
+        Ok(Self {
+            port: (port != 0).then_some(port),
+            gid_index: u32::try_from(gid_index).ok(),
+        })
+    }
 }
 
 impl Settings {
@@ -43,8 +65,7 @@ impl Settings {
         sizes: &BStr,
         depth: u32,
         poll: &BStr,
-        port: u32,
-        gid_index: i32,
+        [here, there]: [(u32, i32); 2],
         errors: bool,
     ) -> Result<Self> {
         if depth == 0 {
@@ -61,17 +82,14 @@ impl Settings {
             }
         };
 
-        if gid_index < -1 || gid_index > u8::MAX.into() {
-            pr_err!("gid_index={gid_index}: there are 0 to 255, and -1 for any\n");
-            return Err(EINVAL);
-        }
-
         Ok(Self {
             messages,
             depth,
             context,
-            port: (port != 0).then_some(port),
-            gid_index: u32::try_from(gid_index).ok(),
+            ends: [
+                EndSettings::new(Side::Here, here)?,
+                EndSettings::new(Side::There, there)?,
+            ],
             errors,
             is_bounded: &**sizes == Self::SIZES.to_bytes(),
             sizes: parse_sizes(sizes)?,

@@ -64,6 +64,11 @@ impl Device<'_> {
         self.ptr.as_ptr()
     }
 
+    /// Tells whether the other one is the same device.
+    pub(crate) fn is(self, other: Device<'_>) -> bool {
+        self.ptr == other.ptr
+    }
+
     /// Returns how many completion vectors the device has.
     pub(super) fn completion_vectors(self) -> u32 {
         // SAFETY: By the type invariant the device is valid. Drivers set the number before they

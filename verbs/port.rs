@@ -32,6 +32,16 @@ pub(crate) enum PortError {
     Query(Error),
 }
 
+/// There are no addresses by which two ports reach each other.
+pub(crate) enum PathError {
+    /// The port has no GID with this index.
+    NoSuchGid(u32),
+    /// The other port has no GID with this index.
+    OtherHasNoSuchGid(u32),
+    /// No two addresses, or not the two that were wanted, are of the same kind.
+    NotAlike,
+}
+
 impl<'d> Port<'d> {
     /// Returns the port with the number `wanted`, or else the first one that is active.
     ///
@@ -93,6 +103,11 @@ impl<'d> Port<'d> {
         self.attributes.state == bindings::ib_port_state_IB_PORT_ACTIVE
     }
 
+    /// Tells whether the other one is the same port.
+    pub(crate) fn is(&self, other: &Port<'_>) -> bool {
+        self.device.is(other.device) && self.number == other.number
+    }
+
     /// Returns the number of the port, from 1.
     pub(crate) fn number(&self) -> u32 {
         self.number
@@ -112,44 +127,68 @@ impl<'d> Port<'d> {
     }
 
     /// Returns the addresses by which each of two ports can be reached from the other, of the same
-    /// kind; those with the given GID indices, if there are any.
+    /// kind; those with the given GID indices, as far as they are given.
     ///
     /// For RoCE, an entry of RoCE v2 for an IPv4 address is taken, else one for an IPv6 address, else
-    /// the link-local one, which every port has.
+    /// the link-local one, which every port has; or the first one that is like the one that is given
+    /// for the other port.
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is no such entry.
+    /// See [`PathError`].
     pub(crate) fn addresses(
         &self,
         other: &Port<'_>,
         index: Option<u32>,
-    ) -> Result<(Address, Address)> {
+        other_index: Option<u32>,
+    ) -> Result<(Address, Address), PathError> {
         if self.is_ethernet != other.is_ethernet {
-            return Err(ENOENT);
+            return Err(PathError::NotAlike);
         }
 
-        if !self.is_ethernet {
-            let index = index.unwrap_or(0);
+        // On InfiniBand the first one is the port's own.
+        let default = (!self.is_ethernet).then_some(0);
+        let given = match index.or(default) {
+            Some(index) => Some(
+                self.address(index)
+                    .map_err(|_| PathError::NoSuchGid(index))?,
+            ),
+            None => None,
+        };
+        let other_given = match other_index.or(default) {
+            Some(index) => Some(
+                other
+                    .address(index)
+                    .map_err(|_| PathError::OtherHasNoSuchGid(index))?,
+            ),
+            None => None,
+        };
 
-            return Ok((self.address(index)?, other.address(index)?));
-        }
+        let found = match (given, other_given) {
+            (Some(a), Some(b)) => (!self.is_ethernet || a.is_compatible(&b)).then_some((a, b)),
+            (Some(a), None) => other.first(|b| b.is_like(&a)).map(|b| (a, b)),
+            (None, Some(b)) => self.first(|a| a.is_like(&b)).map(|a| (a, b)),
+            (None, None) => self.best(other),
+        };
 
-        if let Some(index) = index {
-            return Ok((self.address(index)?, other.address(index)?));
-        }
+        found.ok_or(PathError::NotAlike)
+    }
 
+    /// Returns the best two addresses for RoCE v2.
+    fn best(&self, other: &Port<'_>) -> Option<(Address, Address)> {
         for kind in [Kind::Ipv4, Kind::Ipv6, Kind::LinkLocal] {
-            if let (Some(a), Some(b)) = (self.first(kind), other.first(kind)) {
-                return Ok((a, b));
+            let is_good = |address: &Address| address.is_roce_v2 && address.kind() == kind;
+
+            if let (Some(a), Some(b)) = (self.first(is_good), other.first(is_good)) {
+                return Some((a, b));
             }
         }
 
-        Err(ENOENT)
+        None
     }
 
-    /// Returns the first address for RoCE v2 of a kind.
-    fn first(&self, kind: Kind) -> Option<Address> {
+    /// Returns the first address that is good.
+    fn first(&self, is_good: impl Fn(&Address) -> bool) -> Option<Address> {
         // A path has room for an index of eight bits.
         let count = u32::try_from(self.attributes.gid_tbl_len)
             .unwrap_or(0)
@@ -158,9 +197,7 @@ impl<'d> Port<'d> {
 
         while index < count {
             match self.address(index) {
-                Ok(address) if address.is_roce_v2 && address.kind() == kind => {
-                    return Some(address)
-                }
+                Ok(address) if is_good(&address) => return Some(address),
                 _ => index = index.saturating_add(1),
             }
         }
@@ -268,6 +305,17 @@ impl Address {
     /// Returns the index of the GID in its port's table.
     pub(crate) fn gid_index(&self) -> u8 {
         self.gid_index
+    }
+
+    /// Tells whether packets for RoCE can go from one to the other.
+    fn is_compatible(&self, other: &Self) -> bool {
+        self.is_roce_v2 == other.is_roce_v2
+            && (self.kind() == Kind::Ipv4) == (other.kind() == Kind::Ipv4)
+    }
+
+    /// Tells whether the other one is of the same kind.
+    fn is_like(&self, other: &Self) -> bool {
+        self.is_roce_v2 == other.is_roce_v2 && self.kind() == other.kind()
     }
 
     fn kind(&self) -> Kind {
