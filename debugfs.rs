@@ -10,15 +10,20 @@
 
 use core::marker::PhantomData;
 use kernel::{
-    bindings,
-    fmt,
+    bindings, fmt, new_mutex,
     prelude::*,
     seq_file::{
         seq_print,
         SeqFile, //
     },
-    str::as_char_ptr_in_const_context,
-    sync::Arc, //
+    str::{
+        as_char_ptr_in_const_context,
+        CString, //
+    },
+    sync::{
+        Arc,
+        Mutex, //
+    },
 };
 
 /// A directory; removed when dropped, with all that is in it.
@@ -29,7 +34,7 @@ use kernel::{
 /// # Invariants
 ///
 /// The pointer is what `debugfs_create_dir()` returned, an error included.
-pub(crate) struct Directory(*mut bindings::dentry);
+struct Directory(*mut bindings::dentry);
 
 // SAFETY: debugfs has locks of its own, whoever calls it.
 unsafe impl Send for Directory {}
@@ -38,7 +43,7 @@ unsafe impl Sync for Directory {}
 
 impl Directory {
     /// Makes a directory at the top.
-    pub(crate) fn new(name: &CStr) -> Self {
+    fn new(name: &CStr) -> Self {
         // SAFETY: The name is NUL-terminated. Without a parent it goes to the top.
         // INVARIANT: It is what is returned.
         Self(unsafe {
@@ -52,6 +57,21 @@ impl Directory {
         // INVARIANT: It is what is returned.
         Self(unsafe { bindings::debugfs_create_dir(as_char_ptr_in_const_context(name), self.0) })
     }
+
+    /// Tells whether there is something of that name in it.
+    fn has(&self, name: &CStr) -> bool {
+        // SAFETY: The name is NUL-terminated. The directory is one, or an error, where nothing is
+        // found.
+        let found = unsafe { bindings::debugfs_lookup(as_char_ptr_in_const_context(name), self.0) };
+
+        if found.is_null() {
+            return false;
+        }
+
+        // SAFETY: The reference that `debugfs_lookup()` has taken is given back.
+        unsafe { bindings::dput(found) };
+        true
+    }
 }
 
 impl Drop for Directory {
@@ -62,29 +82,75 @@ impl Drop for Directory {
     }
 }
 
+/// A directory at the top, in which each [`File`] has one of its own; removed when dropped.
+#[pin_data]
+pub(crate) struct Top {
+    directory: Directory,
+    /// Held from when a name is looked for that is free until it is not any more.
+    #[pin]
+    naming: Mutex<()>,
+}
+
+impl Top {
+    /// Makes the directory.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; not if debugfs has failed.
+    pub(crate) fn new(name: &CStr) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                directory: Directory::new(name),
+                naming <- new_mutex!(()),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Makes a directory in it, with a number behind its name if that is taken: `name.2` and so on,
+    /// the first that is free. Returns that name, too.
+    fn subdirectory(&self, name: &CStr) -> Result<(Directory, Option<CString>)> {
+        let _naming = self.naming.lock();
+        let mut numbered = None;
+        let mut number = 2u32;
+
+        while self.directory.has(numbered.as_deref().unwrap_or(name)) {
+            numbered = Some(CString::try_from_fmt(fmt!("{name}.{number}"))?);
+            number = number.wrapping_add(1);
+        }
+
+        let directory = self
+            .directory
+            .subdirectory(numbered.as_deref().unwrap_or(name));
+
+        Ok((directory, numbered))
+    }
+}
+
 /// A file that only root can read, in a directory of its own; removed when dropped.
 pub(crate) struct File<T: fmt::Display + Send + Sync + 'static> {
     // The order matters: first the file goes, with its directory, and then what it shows.
     _directory: Directory,
-    _parent: Arc<Directory>,
+    _parent: Arc<Top>,
     _contents: KBox<T>,
+    other_name: Option<CString>,
 }
 
 impl<T: fmt::Display + Send + Sync + 'static> File<T> {
     /// Makes a directory in another one, and a file in it that shows `contents` as it is when it is
-    /// read.
+    /// read. If there is such a directory already, it gets another name.
     ///
     /// # Errors
     ///
     /// `ENOMEM`; not if debugfs has failed.
     pub(crate) fn new(
-        parent: Arc<Directory>,
+        parent: Arc<Top>,
         directory: &CStr,
         name: &CStr,
         contents: T,
     ) -> Result<Self> {
         let contents = KBox::new(contents, GFP_KERNEL)?;
-        let directory = parent.subdirectory(directory);
+        let (directory, other_name) = parent.subdirectory(directory)?;
 
         // SAFETY: The name is NUL-terminated. The directory is one, or an error, in which case none
         // is made. What is shown stays until the file has been removed, which waits for readers.
@@ -104,7 +170,13 @@ impl<T: fmt::Display + Send + Sync + 'static> File<T> {
             _directory: directory,
             _parent: parent,
             _contents: contents,
+            other_name,
         })
+    }
+
+    /// Returns the name of its directory, if that is not the one that was wanted.
+    pub(crate) fn other_name(&self) -> Option<&CStr> {
+        self.other_name.as_deref()
     }
 
     const MODE: bindings::umode_t = 0o400;

@@ -216,7 +216,7 @@ struct Plan {
     /// Stops all traffic.
     stop: Stop,
     /// Holds a directory for each device.
-    directory: Arc<debugfs::Directory>,
+    directory: Arc<debugfs::Top>,
 }
 
 declare_client!(Watcher);
@@ -305,7 +305,7 @@ impl Plan {
             } else {
                 Some(Peer::new(name, shown(name)?)?)
             },
-            directory: Arc::new(debugfs::Directory::new(Watcher::NAME), GFP_KERNEL)?,
+            directory: debugfs::Top::new(Watcher::NAME)?,
         }))
     }
 
@@ -341,18 +341,27 @@ impl Plan {
         })
     }
 
-    /// Shows results in debugfs, until what is returned is dropped.
+    /// Shows results in debugfs, until what is returned is dropped; says where, if that is not in
+    /// this directory: devices in different network namespaces can have the same name.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     fn show(&self, directory: &CStr, contents: &traffic::File) -> Result<ResultsFile> {
-        ResultsFile::new(
+        let file = ResultsFile::new(
             self.directory.clone(),
             directory,
             c"results",
             contents.clone(),
-        )
+        )?;
+
+        if let Some(other) = file.other_name() {
+            pr_notice!(
+                "the directory {directory} is taken, the results of this device are in {other}\n"
+            );
+        }
+
+        Ok(file)
     }
 }
 

@@ -319,6 +319,53 @@ def test_renamed(guest: Guest) -> None:
     nothing_left(guest)
 
 
+def test_same_name_in_two_namespaces(guest: Guest) -> None:
+    """Devices of the same name have results of their own, wherever they and others go."""
+    directory = "/sys/kernel/debug/krdma_smoke"
+
+    def shown() -> dict[str, str]:
+        names = guest.do(f"ls {directory}").output.split()
+        parsed = {
+            name: json.loads(guest.do(f"cat {directory}/{name}/results").output) for name in names
+        }
+        assert all(results["state"] == "success" for results in parsed.values())
+        return {name: results["ends"][0]["gid"][-9:] for name, results in parsed.items()}
+
+    def add(number: int) -> list[str]:
+        begin = len(guest.log)
+        guest.do(
+            "dmesg -c >/dev/null\n"
+            f"ip link add d{number} type dummy; ip addr add 10.0.{number}.1/24 dev d{number}\n"
+            f"ip link set d{number} up; rdma link add new0 type rxe netdev d{number}\n"
+            f"rdma dev set new0 netns n{number}\n"
+            f"ip netns exec n{number} rdma dev set new0 name rxe0\n"
+        )
+        guest.wait_for("traffic smoke success")
+        prefix = "the directory rxe0 is taken, the results of this device are in "
+        lines = lines_since(guest, begin)
+        return [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+
+    guest.do("modprobe rdma_rxe; modprobe dummy; mkdir -p /run/netns")
+    guest.do("rdma system set netns exclusive; for n in 1 2 3 4; do ip netns add n$n; done")
+    start(guest, sizes=8)
+    assert [add(number) for number in (1, 2, 3)] == [[], ["rxe0.2"], ["rxe0.3"]]
+    gids = {"rxe0": "0a00:0101", "rxe0.2": "0a00:0201", "rxe0.3": "0a00:0301"}
+    assert shown() == gids
+    guest.do("ip netns exec n1 rdma link delete rxe0")
+    del gids["rxe0"]
+    assert shown() == gids
+    assert add(4) == []
+    assert shown() == {**gids, "rxe0": "0a00:0401"}
+    guest.do("ip netns exec n2 rdma dev set rxe0 name other0")
+    assert shown() == {"rxe0": "0a00:0401", "rxe0.3": "0a00:0301", "other0": "0a00:0201"}
+    guest.do(
+        "ip netns exec n4 rdma link delete rxe0; ip netns exec n2 rdma dev set other0 name rxe0"
+    )
+    assert shown() == {"rxe0": "0a00:0201", "rxe0.3": "0a00:0301"}
+    guest.unload()
+    nothing_left(guest)
+
+
 @pytest.mark.parametrize("poll", ["direct", "workqueue"])
 def test_peer(guest: Guest, poll: str) -> None:
     """Between two devices, in different network namespaces, everything arrives."""
