@@ -215,8 +215,13 @@ enum Failure {
         of: &'static str,
         message: u64,
     },
-    /// A work request has completed twice, or for another queue pair: the completion is of another.
-    Unexpected {
+    /// A work request has completed more than once.
+    Repeated {
+        of: &'static str,
+        message: u64,
+    },
+    /// A completion named another queue pair than the one its work request was posted to.
+    Stray {
         of: &'static str,
         message: u64,
     },
@@ -290,10 +295,7 @@ impl From<PathError> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Call(CallError {
-            function: "allocating memory",
-            error,
-        })
+        Self::Call(CallError::of_memory(error))
     }
 }
 
@@ -332,8 +334,12 @@ impl fmt::Display for Failure {
                 "message {message}: {of} has not completed for {} s",
                 PATIENCE / 1_000_000_000
             )),
-            Self::Unexpected { of, message } => f.write_fmt(fmt!(
-                "message {message}: a completion has the wr_cqe of another {of}"
+            Self::Repeated { of, message } => f.write_fmt(fmt!(
+                "message {message}: {of} has completed more than once: a completion came again, or \
+                 has the wr_cqe of another"
+            )),
+            Self::Stray { of, message } => f.write_fmt(fmt!(
+                "message {message}: the completion of {of} names another queue pair"
             )),
             Self::Opcode { message, opcode } => {
                 f.write_fmt(fmt!("message {message}: completed as opcode {opcode}"))

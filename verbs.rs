@@ -86,8 +86,12 @@ pub(crate) struct CallError {
     pub(crate) error: Error,
 }
 
-/// What has failed where there was no memory.
-const MEMORY: &str = "allocating memory";
+impl CallError {
+    /// There was no memory, or something else has failed with what is allocated.
+    pub(crate) fn of_memory(error: impl Into<Error>) -> Self {
+        of("allocating memory")(error)
+    }
+}
 
 /// Makes a [`CallError`] of an error.
 fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {

@@ -557,7 +557,12 @@ BUGS = {
     ),
     "wrong-wr_cqe": (
         ("rdma_read",),
-        "message 0: a completion has the wr_cqe of another rdma_read",
+        "message 0: rdma_read has completed more than once: a completion came again, or has the"
+        " wr_cqe of another",
+    ),
+    "wrong-qp": (
+        ("compare_swap",),
+        "message 0: the completion of compare_swap names another queue pair",
     ),
 }
 

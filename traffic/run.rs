@@ -855,8 +855,12 @@ fn bad(
         return Failure::Lost { of, message };
     }
 
-    if completion.times > 1 || !completion.is_own {
-        return Failure::Unexpected { of, message };
+    if completion.times > 1 {
+        return Failure::Repeated { of, message };
+    }
+
+    if !completion.is_own {
+        return Failure::Stray { of, message };
     }
 
     Failure::Completion {

@@ -32,8 +32,7 @@ use super::{
     QueuePairAttributes,
     Request,
     State,
-    WorkCompletion,
-    MEMORY, //
+    WorkCompletion, //
 };
 use crate::bindings;
 use core::ptr::null_mut;
@@ -120,7 +119,10 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let send_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_SENDS);
         let receive_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_RECEIVES);
         let batch = depth as usize;
-        let one_more = batch.checked_add(1).ok_or(ENOMEM).map_err(of(MEMORY))?;
+        let one_more = batch
+            .checked_add(1)
+            .ok_or(ENOMEM)
+            .map_err(CallError::of_memory)?;
         let check = || {
             goes_on()
                 .then_some(())
@@ -153,8 +155,10 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         )
         .map_err(of("ib_create_qp"))?;
 
-        let outstanding =
-            || KBox::pin_init(Outstanding::new(attributes.context), GFP_KERNEL).map_err(of(MEMORY));
+        let outstanding = || {
+            KBox::pin_init(Outstanding::new(attributes.context), GFP_KERNEL)
+                .map_err(CallError::of_memory)
+        };
         let sending = outstanding()?;
         let receiving = outstanding()?;
 
@@ -173,7 +177,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 };
 
                 check()?;
-                Buffer::allocate(device, size).map_err(of(MEMORY))
+                Buffer::allocate(device, size).map_err(CallError::of_memory)
             })?,
             regions: KVec::new(),
             request: None,
@@ -193,7 +197,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             let pd = this.qp.pd();
 
             this.regions = array(batch, |_| {
-                let buffer = buffers.next().ok_or(EINVAL).map_err(of(MEMORY))?;
+                let buffer = buffers.next().ok_or(EINVAL).map_err(CallError::of_memory)?;
 
                 check()?;
                 // SAFETY: `Drop` deregisters the regions before anything else goes.
@@ -568,12 +572,14 @@ fn array<T>(
     count: usize,
     mut make: impl FnMut(usize) -> Result<T, CallError>,
 ) -> Result<KVec<T>, CallError> {
-    let mut array = KVec::with_capacity(count, GFP_KERNEL).map_err(of(MEMORY))?;
+    let mut array = KVec::with_capacity(count, GFP_KERNEL).map_err(CallError::of_memory)?;
 
     while array.len() < count {
         let item = make(array.len())?;
 
-        array.push_within_capacity(item).map_err(of(MEMORY))?;
+        array
+            .push_within_capacity(item)
+            .map_err(CallError::of_memory)?;
     }
 
     Ok(array)

@@ -272,7 +272,9 @@ impl Entry {
 
         let time = now();
         let completions = self.completions.load(Relaxed);
-        let is_own = wc.qp == self.qp;
+        let is_own = wc.qp == self.qp
+            && !(cfg!(krdma_smoke_bug = "wrong-qp")
+                && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP);
 
         self.completions.store(completions.wrapping_add(1), Relaxed);
         self.is_own.store(is_own.into(), Relaxed);
