@@ -540,6 +540,29 @@ def test_stopped(guest: Guest, end: str, poll: str) -> None:
         nothing_left(guest)
 
 
+@pytest.mark.parametrize("poll", ["direct", "workqueue"])
+@pytest.mark.parametrize("end", ["device", "module"])
+def test_stopped_with_many_outstanding(guest: Guest, end: str, poll: str) -> None:
+    """So it is with as many messages as there can be, also while memory is made for them."""
+    guest.add("rxe0")
+    lines = run(guest, sizes=8, depth=1_000_000)
+    deepest = int(re.findall(r"the (\d+) that", lines[-1])[0])
+    guest.unload()
+    for number in range(8):
+        begin = start(guest, traffic=4_000_000_000, poll=poll, depth=deepest, sizes=8)
+        if number % 2:
+            guest.wait_for("traffic from rxe0")
+        guest.do(f"usleep {number * 50_000}")
+        if end == "device":
+            guest.delete("rxe0")
+            assert not guest.objects()
+            guest.add("rxe0")
+        guest.unload()
+        # Nothing else ends it, however late it is told.
+        assert "traffic smoke stopped" in lines_since(guest, begin)
+        nothing_left(guest)
+
+
 # What goes wrong, in which tests, and what is said of it.
 BUGS = {
     "corrupt-byte": (

@@ -301,11 +301,9 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             is_target: false,
         };
 
-        let goes_on = || self.stops.check().is_ok();
-
-        let mut requester = Endpoint::create(self.here, &attributes, goes_on)?;
+        let mut requester = self.endpoint(self.here, &attributes)?;
         attributes.is_target = true;
-        let mut target = Endpoint::create(self.there, &attributes, goes_on)?;
+        let mut target = self.endpoint(self.there, &attributes)?;
 
         // First the one that is to be ready when the first message comes.
         target.connect(there, here, &requester)?;
@@ -315,6 +313,21 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             requester,
             target,
             is_open: false,
+        })
+    }
+
+    /// Makes an endpoint, unless told to stop.
+    fn endpoint<'e>(
+        &self,
+        device: Device<'e>,
+        attributes: &EndpointAttributes,
+    ) -> Result<Endpoint<'e, Wire>, Failure> {
+        let goes_on = || self.stops.check().is_ok();
+
+        Endpoint::create(device, attributes, goes_on).or_else(|error| {
+            // It has not failed if it was called off.
+            self.stops.check()?;
+            Err(error.into())
         })
     }
 
@@ -453,7 +466,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         first: u64,
         size: usize,
     ) -> Result<u64, Failure> {
-        fill(pair, test, pattern, first, size);
+        fill(pair, test, pattern, first, size, self.stops)?;
 
         if test.is_received() {
             pair.target.post_receives()?;
@@ -478,7 +491,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             end = end.max(completion.time);
         }
 
-        check(pair, test, pattern, first, size)?;
+        check(pair, test, pattern, first, size, self.stops)?;
 
         Ok(end.saturating_sub(start))
     }
@@ -673,13 +686,20 @@ fn prepare(pair: &mut Pair<'_, '_>, test: Test, count: usize, size: usize) {
 }
 
 /// Fills in what is sent, or what is read.
-fn fill(pair: &mut Pair<'_, '_>, test: Test, pattern: Pattern, first: u64, size: usize) {
+fn fill(
+    pair: &mut Pair<'_, '_>,
+    test: Test,
+    pattern: Pattern,
+    first: u64,
+    size: usize,
+    stops: Stops<'_>,
+) -> Result<(), Failure> {
     let count = pair.requester.messages();
 
     if test.is_returned() {
-        fill_messages(&pair.target, count, pattern, first, size);
+        fill_messages(&pair.target, count, pattern, first, size, stops)?;
     } else {
-        fill_messages(&pair.requester, count, pattern, first, size);
+        fill_messages(&pair.requester, count, pattern, first, size, stops)?;
     }
 
     pair.requester.set_immediates(|index| {
@@ -688,6 +708,8 @@ fn fill(pair: &mut Pair<'_, '_>, test: Test, pattern: Pattern, first: u64, size:
     });
     pair.requester
         .set_operands(|index| pattern.operation(test, first.wrapping_add(index)).1);
+
+    Ok(())
 }
 
 /// Checks the completions and the data of a batch that has completed.
@@ -697,6 +719,7 @@ fn check(
     pattern: Pattern,
     first: u64,
     size: usize,
+    stops: Stops<'_>,
 ) -> Result<(), Failure> {
     let count = pair.requester.messages();
     let mut message = first;
@@ -757,7 +780,7 @@ fn check(
     }
 
     if test.is_atomic() {
-        check_messages(&pair.target, count, first, size, |message, _| {
+        check_messages(&pair.target, count, first, size, stops, |message, _| {
             pattern.operation(test, message).0
         })?;
     }
@@ -765,9 +788,9 @@ fn check(
     let word = |message, index| pattern.word(message, index);
 
     if test.is_returned() {
-        check_messages(&pair.requester, count, first, size, word)
+        check_messages(&pair.requester, count, first, size, stops, word)
     } else {
-        check_messages(&pair.target, count, first, size, word)
+        check_messages(&pair.target, count, first, size, stops, word)
     }
 }
 
@@ -778,13 +801,17 @@ fn fill_messages(
     pattern: Pattern,
     first: u64,
     size: usize,
-) {
+    stops: Stops<'_>,
+) -> Result<(), Failure> {
     let mut message = first;
 
     for buffer in end.buffers(count) {
+        stops.check()?;
         buffer.fill(size, |index| pattern.word(message, index));
         message = message.wrapping_add(1);
     }
+
+    Ok(())
 }
 
 /// Checks the data of `count` messages at one end; `word` is of a message and an index.
@@ -793,11 +820,13 @@ fn check_messages(
     count: usize,
     first: u64,
     size: usize,
+    stops: Stops<'_>,
     word: impl Fn(u64, u64) -> u64,
 ) -> Result<(), Failure> {
     let mut message = first;
 
     for buffer in end.buffers(count) {
+        stops.check()?;
         buffer
             .check(size, |index| word(message, index))
             .map_err(|offset| Failure::Data { message, offset })?;
