@@ -85,6 +85,14 @@ class Guest(Vm):
         limit = "" if times is None else f"times={times}"
         self.do(f"insmod /failpoint.ko function={function} error={error} {limit}")
 
+    def count(self, function: str) -> None:
+        """Count the calls of a kernel function from now on."""
+        self.fail(function, 0, times=0)
+
+    def calls(self) -> int:
+        """Return how many calls there were of the function that was to fail, or to be counted."""
+        return int(self.do("cat /sys/module/failpoint/parameters/calls").output)
+
     def mend(self) -> None:
         """Make the function work again."""
         self.do("rmmod failpoint")

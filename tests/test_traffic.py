@@ -563,6 +563,18 @@ def test_stopped_with_many_outstanding(guest: Guest, end: str, poll: str) -> Non
         nothing_left(guest)
 
 
+@pytest.mark.parametrize("poll", ["direct", "workqueue"])
+def test_nothing_is_drained_in_vain(guest: Guest, poll: str) -> None:
+    """In the end everything has completed, and nobody waits for more."""
+    guest.add("rxe0")
+    guest.count("ib_drain_qp")
+    assert run(guest, poll=poll, depth=3)[-1] == "traffic smoke success"
+    guest.unload()
+    assert guest.calls() == 0
+    guest.mend()
+    nothing_left(guest)
+
+
 # What goes wrong, in which tests, and what is said of it.
 BUGS = {
     "corrupt-byte": (

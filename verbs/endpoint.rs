@@ -9,8 +9,10 @@ use super::{
         PolledCompletionQueue, //
     },
     mr::MemoryRegion,
+    now,
     of,
     qp::ConnectionAttributes,
+    relax,
     wc::{
         Entry,
         Outstanding, //
@@ -497,8 +499,44 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// Tells whether work requests have been posted, to be sent, that have not completed.
     pub(crate) fn has_outstanding_sends(&self) -> bool {
-        self.sending.has_some()
+        self.sending.count() > 0
     }
+
+    /// Makes sure that nothing is outstanding. May sleep.
+    fn drain(&mut self) {
+        let is_flushed = self.qp.flush().is_ok();
+        let outstanding = || self.sending.count().saturating_add(self.receiving.count());
+
+        // `ib_drain_qp()` waits a tenth of a second for each queue, for somebody else to take the
+        // completions, before it does so itself. It is left what does not come.
+        if is_flushed && self.context == PollContext::Direct {
+            let mut count = outstanding();
+            let mut since = now();
+
+            while count > 0 && now().saturating_sub(since) < Self::PATIENCE {
+                self.qp.cq().process();
+
+                let left = outstanding();
+
+                if left == count {
+                    relax();
+                } else {
+                    count = left;
+                    since = now();
+                }
+            }
+        }
+
+        if self.sending.count() == 0 && self.receiving.count() == 0 {
+            // SAFETY: All that is posted has an entry, and is counted until that has completed.
+            unsafe { self.qp.set_drained() };
+        }
+
+        self.qp.drain();
+    }
+
+    /// How long to wait for the next completion before it is left to `ib_drain_qp()`, in nanoseconds.
+    const PATIENCE: u64 = 100_000_000;
 
     /// Returns how many messages the batch is of, without the read behind them.
     pub(crate) fn messages(&self) -> usize {
@@ -546,7 +584,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
 impl<C: Consumer> Drop for Endpoint<'_, C> {
     fn drop(&mut self) {
-        self.qp.drain();
+        self.drain();
         // Before their protection domain, which goes with the queue pair.
         drop(core::mem::replace(&mut self.regions, KVec::new()));
     }

@@ -363,6 +363,35 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
         })
     }
 
+    /// Puts the queue pair into the state `ERR`: whatever is outstanding completes soon. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if nothing was posted that has not been drained, or what the device's driver says.
+    pub(super) fn flush(&mut self) -> Result {
+        if self.is_drained {
+            return Err(EINVAL);
+        }
+
+        self.modify(
+            bindings::ib_qp_attr {
+                qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+                ..Default::default()
+            },
+            bindings::ib_qp_attr_mask_IB_QP_STATE,
+        )
+    }
+
+    /// Takes note that there is nothing to be drained.
+    ///
+    /// # Safety
+    ///
+    /// Everything that was posted must have completed.
+    pub(super) unsafe fn set_drained(&mut self) {
+        // INVARIANT: By the safety requirement.
+        self.is_drained = true;
+    }
+
     fn prepare_to_post(&mut self) -> Result {
         if !self.is_connected {
             return Err(EINVAL);

@@ -144,7 +144,8 @@ impl Outstanding {
         })
     }
 
-    /// Makes ready for the completions of as many work requests as there are entries.
+    /// Makes ready for the completions of as many work requests as there are entries, which are to
+    /// be posted at once.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl Outstanding {
     pub(super) fn begin(&self, entries: &[Entry]) -> Result {
         let count = i32::try_from(entries.len()).map_err(|_| EINVAL)?;
 
-        if self.count.load(Acquire) != 0 {
+        if self.count() != 0 {
             return Err(EBUSY);
         }
 
@@ -170,9 +171,9 @@ impl Outstanding {
         Ok(())
     }
 
-    /// Tells whether some have not completed.
-    pub(super) fn has_some(&self) -> bool {
-        self.count.load(Acquire) > 0
+    /// Returns how many have not completed; if they were not all posted, it stays with those.
+    pub(super) fn count(&self) -> i32 {
+        self.count.load(Acquire)
     }
 
     /// Tells whether there is nothing to wait for: everything has completed, or something has gone
@@ -180,7 +181,7 @@ impl Outstanding {
     pub(super) fn is_over(&self) -> bool {
         // Pairs with the release in `Entry::complete()`: what is recorded of the completions is
         // seen after this.
-        self.count.load(Acquire) <= 0 || self.is_bad()
+        self.count() <= 0 || self.is_bad()
     }
 
     pub(super) fn is_bad(&self) -> bool {
@@ -300,7 +301,8 @@ impl Entry {
             outstanding.wake();
         }
 
-        if outstanding.count.fetch_sub(1, Release) == 1 {
+        // One that completes again stands for none of the others.
+        if completions == 0 && outstanding.count.fetch_sub(1, Release) == 1 {
             outstanding.wake();
         }
     }

@@ -4,7 +4,8 @@
  *
  * While the module is loaded, a call of the function that has the name
  * `function` returns `error` without doing anything, or only the first `times`
- * calls do. The function must return an int or a pointer.
+ * calls do. The function must return an int or a pointer, unless `times` is 0:
+ * then calls are only counted, in `calls`.
  */
 
 #include <linux/kprobes.h>
@@ -24,6 +25,8 @@ module_param(times, int, 0444);
 MODULE_PARM_DESC(times, "How many calls fail");
 
 static atomic_t calls = ATOMIC_INIT(0);
+module_param_named(calls, calls.counter, int, 0444);
+MODULE_PARM_DESC(calls, "How many calls there were");
 
 /* What runs in place of the function. */
 static noinline long failing(void)
