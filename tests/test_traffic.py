@@ -575,6 +575,27 @@ def test_nothing_is_drained_in_vain(guest: Guest, poll: str) -> None:
     nothing_left(guest)
 
 
+def test_few_memory_regions(guest: Guest) -> None:
+    """There is not one for each message, but for as much as it can be of; and all data arrives."""
+    guest.add("rxe0")
+    for size, depth, regions in (
+        (8, 1024, 2),
+        (8, 1025, 3),
+        (65536, 33, 2),
+        (1 << 20, 5, 3),
+        ((1 << 20) + 1, 2, 2),
+        (2 << 20, 3, 3),
+    ):
+        lines = run(guest, sizes=size, depth=depth, traffic=depth + 1)
+        assert lines[-1] == "traffic smoke success", lines
+        guest.unload()
+        start(guest, sizes=size, depth=depth, traffic=4_000_000_000)
+        guest.wait_for("traffic from rxe0")
+        assert guest.objects()["rxe0 mr"] == regions
+        guest.unload()
+        nothing_left(guest)
+
+
 # What goes wrong, in which tests, and what is said of it.
 BUGS = {
     "corrupt-byte": (

@@ -40,6 +40,7 @@ use crate::bindings;
 use core::ptr::null_mut;
 use kernel::{
     alloc::KVec,
+    page::PAGE_SIZE,
     prelude::*, //
 };
 
@@ -83,8 +84,10 @@ impl EndpointAttributes {
 pub(crate) struct Endpoint<'d, C: Consumer> {
     // First, so that it is destroyed, and the completion queue freed, before what they use.
     qp: QueuePair<'d, C, PolledCompletionQueue<'d, C>>,
-    /// Of the first buffers, if the peer is to access them.
+    /// Of the messages' buffers, if the peer is to access them: each of as many as are given, the
+    /// last perhaps of fewer.
     regions: KVec<MemoryRegion<'d, C>>,
+    buffers_per_region: usize,
     /// One for each message, and one for the read behind them.
     buffers: KVec<Buffer<'d>>,
     sends: KVec<SendRequest>,
@@ -182,6 +185,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 Buffer::allocate(device, size).map_err(CallError::of_memory)
             })?,
             regions: KVec::new(),
+            buffers_per_region: 0,
             request: None,
             messages: 0,
             prepared: 0,
@@ -195,16 +199,27 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         };
 
         if attributes.is_target {
-            let mut buffers = this.buffers.iter();
+            // As few as can be: each takes the device some time, also when it is destroyed.
+            let pages = device
+                .capabilities()
+                .registered_pages
+                .min(Self::REGION_PAGES) as usize;
+            let size = this.buffers.first().map_or(PAGE_SIZE, Buffer::size);
+            let each = pages.checked_div(size / PAGE_SIZE).unwrap_or(1).max(1);
+            let messages = this.buffers.get(..batch).unwrap_or_default();
+            let mut pieces = messages.chunks(each);
             let pd = this.qp.pd();
 
-            this.regions = array(batch, |_| {
-                let buffer = buffers.next().ok_or(EINVAL).map_err(CallError::of_memory)?;
+            let count = batch.saturating_add(each.wrapping_sub(1)) / each;
+
+            this.regions = array(count, |_| {
+                let piece = pieces.next().unwrap_or_default();
 
                 check()?;
                 // SAFETY: `Drop` deregisters the regions before anything else goes.
-                unsafe { MemoryRegion::new(pd, buffer) }
+                unsafe { MemoryRegion::new(pd, piece) }
             })?;
+            this.buffers_per_region = each;
         }
 
         Ok(this)
@@ -274,15 +289,15 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         self.link(count, count.wrapping_add(read_behind.into()));
     }
 
-    /// Prepares a batch of work requests that each open a buffer to the peer, under a new key. None
-    /// for an endpoint that is no target.
+    /// Prepares a batch of work requests that open the buffers to the peer, under new keys. None for
+    /// an endpoint that is no target.
     pub(crate) fn prepare_registrations(&mut self) {
         let access = self.access();
 
         self.prepare_regions(|send, cqe, region| send.set_registration(cqe, region, access));
     }
 
-    /// Prepares a batch of work requests that each close a buffer to the peer.
+    /// Prepares a batch of work requests that close the buffers to the peer.
     pub(crate) fn prepare_invalidations(&mut self) {
         self.prepare_regions(|send, cqe, region| send.set_invalidation(cqe, region));
     }
@@ -309,9 +324,20 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// Returns where a buffer of this endpoint is for its peer; nowhere, if it is not a target.
     fn remote(&self, index: usize) -> Remote {
+        let (Some(number), Some(place), Some(buffer)) = (
+            index.checked_div(self.buffers_per_region),
+            index.checked_rem(self.buffers_per_region),
+            self.buffers.first(),
+        ) else {
+            return Remote::default();
+        };
+
+        // They are all of the same size.
         self.regions
-            .get(index)
-            .map_or_else(Remote::default, Remote::of)
+            .get(number)
+            .map_or_else(Remote::default, |region| {
+                Remote::of(region, place.saturating_mul(buffer.size()))
+            })
     }
 
     /// Prepares one work request.
@@ -534,6 +560,10 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
         self.qp.drain();
     }
+
+    /// How many pages a memory region has at most, if they are not of one buffer: some devices are
+    /// slow with many.
+    const REGION_PAGES: u32 = 512;
 
     /// How long to wait for the next completion before it is left to `ib_drain_qp()`, in nanoseconds.
     const PATIENCE: u64 = 100_000_000;

@@ -19,6 +19,7 @@ use core::{
     },
 };
 use kernel::{
+    alloc::KVVec,
     error::{
         from_err_ptr,
         to_result, //
@@ -27,8 +28,8 @@ use kernel::{
     prelude::*, //
 };
 
-/// A memory region for fast registration: a work request opens it to the peer, and another closes
-/// it again.
+/// A memory region for fast registration, of one or more buffers: a work request opens it to the
+/// peer, and another closes it again.
 ///
 /// Deregistered when dropped, by `ib_dereg_mr_user()`.
 ///
@@ -46,23 +47,49 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
     /// `SG_END`, which bindgen cannot evaluate: the last entry of a list.
     const SG_END: c_ulong = 2;
 
-    /// Allocates a memory region by `ib_alloc_mr()` and maps the buffer to it by `ib_map_mr_sg()`.
-    /// May sleep.
+    /// Allocates a memory region by `ib_alloc_mr()` and maps the buffers to it by `ib_map_mr_sg()`,
+    /// one behind the other. May sleep.
     ///
     /// # Safety
     ///
-    /// The protection domain and the buffer must outlive the memory region.
+    /// The protection domain and the buffers must outlive the memory region.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, `EINVAL` if the device's driver cannot map as much, or what that says.
     pub(super) unsafe fn new(
         pd: &ProtectionDomain<'d, C>,
-        buffer: &Buffer<'d>,
+        buffers: &[Buffer<'d>],
     ) -> Result<Self, CallError> {
-        // No buffer is as large as that.
-        let size = u32::try_from(buffer.size()).map_err(of("ib_alloc_mr"))?;
-        let pages = size / PAGE_SIZE as u32;
+        let mut list =
+            KVVec::with_capacity(buffers.len(), GFP_KERNEL).map_err(CallError::of_memory)?;
+        let mut pages = 0u32;
+
+        for buffer in buffers {
+            // SAFETY: All members of it may be zero.
+            let mut entry: kernel::bindings::scatterlist = unsafe { zeroed() };
+
+            // Drivers look at the addresses for the device only: coherent memory need not have a
+            // `struct page`. No buffer is so large that its size would not fit.
+            entry.length = u32::try_from(buffer.size()).map_err(CallError::of_memory)?;
+            entry.dma_address = buffer.address();
+
+            #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
+            {
+                entry.dma_length = entry.length;
+            }
+
+            pages = pages.saturating_add(entry.length / PAGE_SIZE as u32);
+            list.push_within_capacity(entry)
+                .map_err(CallError::of_memory)?;
+        }
+
+        let count = c_int::try_from(list.len()).map_err(CallError::of_memory)?;
+
+        match list.last_mut() {
+            Some(last) => last.page_link = Self::SG_END,
+            None => return Err(of("ib_alloc_mr")(EINVAL)),
+        }
 
         // SAFETY: The protection domain is valid by its type invariant.
         let ptr = from_err_ptr(unsafe {
@@ -78,34 +105,20 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
             _pd: PhantomData,
         };
 
-        // SAFETY: All members of it may be zero.
-        let mut list: kernel::bindings::scatterlist = unsafe { zeroed() };
-
-        // One piece, of which drivers look at the addresses for the device only: coherent memory
-        // need not have a `struct page`.
-        list.page_link = Self::SG_END;
-        list.length = size;
-        list.dma_address = buffer.address();
-
-        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
-        {
-            list.dma_length = list.length;
-        }
-
-        // SAFETY: The region is valid by the type invariant. The list has one entry, and is used
-        // during the call only.
+        // SAFETY: The region is valid by the type invariant. The list has as many entries, the last
+        // of which says so, and is used during the call only.
         let mapped = unsafe {
             bindings::ib_map_mr_sg(
                 ptr,
-                (&raw mut list).cast(),
-                1,
+                list.as_mut_ptr().cast(),
+                count,
                 null_mut(),
                 PAGE_SIZE as c_uint,
             )
         };
 
         match mapped {
-            1 => Ok(this),
+            mapped if mapped == count => Ok(this),
             error if error < 0 => Err(Error::from_errno(error)),
             _ => Err(EINVAL),
         }
@@ -138,7 +151,8 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
         unsafe { (*self.as_raw()).rkey }
     }
 
-    /// Returns the address by which the peer accesses the region.
+    /// Returns the address by which the peer accesses the region's first buffer; that of the next
+    /// one is larger by the size of the first, and so on.
     pub(super) fn address(&self) -> u64 {
         // SAFETY: The region is valid by the type invariant.
         unsafe { (*self.as_raw()).iova }

@@ -65,10 +65,10 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Returns where a peer's memory region is, as it was registered last.
-    pub(super) fn of<C: Consumer>(region: &MemoryRegion<'_, C>) -> Self {
+    /// Returns where something is in a peer's memory region, as it was registered last.
+    pub(super) fn of<C: Consumer>(region: &MemoryRegion<'_, C>, offset: usize) -> Self {
         Self {
-            address: region.address(),
+            address: region.address().wrapping_add(offset as u64),
             key: region.rkey(),
         }
     }
