@@ -57,6 +57,10 @@ smoke:
 test:
 	@$(SCRIPT)/venv.py pytest --numprocesses=auto $(TESTS)
 
+.PHONY: lab
+lab:
+	@$(SCRIPT)/venv.py pytest --numprocesses=auto --lab $(TESTS)
+
 .PHONY: matrix
 matrix:
 	@$(SCRIPT)/matrix.py
@@ -83,6 +87,7 @@ help:
 	@echo '  smoke            show the module at work on a Debian kernel'
 	@echo '  matrix           smoke on every kind of kernel (ROWS="sid arm64": on some)'
 	@echo '  test             run every scenario, each in a virtual machine of its own'
+	@echo '  lab              the same on kernels that look for errors, and what takes long'
 	@echo '  check            formatting and lints, of Rust, shell and Python'
 	@echo '  update           look for newer kernels in Debian'
 	@echo '  rust-analyzer    write rust-project.json for an editor'

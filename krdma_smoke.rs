@@ -37,6 +37,7 @@ use verbs::{
     client::{
         declare_client,
         Client,
+        LeftAlone,
         Registration, //
     },
     ib_core::{
@@ -441,11 +442,17 @@ impl Client for Watcher {
         })
     }
 
-    fn left_alone(&self) {
-        pr_err!(
-            "an RDMA device is laid out in another way than those of the ib_core this module was \
-             built for ({BuiltFor}); it is left alone; build the module again\n"
-        );
+    fn left_alone(&self, why: LeftAlone<'_>) {
+        match why {
+            LeftAlone::Layout => pr_err!(
+                "an RDMA device is laid out in another way than those of the ib_core this module \
+                 was built for ({BuiltFor}); it is left alone; build the module again\n"
+            ),
+            LeftAlone::Memory(name) => pr_err!(
+                "no memory for RDMA device {}, it is left alone; load the module again\n",
+                Printable(name)
+            ),
+        }
 
         if let Some(roll_call) = &mut *self.roll_call.lock() {
             roll_call.left_alone = roll_call.left_alone.saturating_add(1);
@@ -512,7 +519,7 @@ struct RollCall {
     names: [Option<CString>; 8],
     /// How many more there were.
     others: usize,
-    /// How many there were whose names cannot be told.
+    /// How many there were that cannot be used.
     left_alone: usize,
 }
 

@@ -211,7 +211,8 @@ class Vm:
             *(*self._arch.qemu, "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-accel", self._accelerator),
             *("-cpu", "host" if kvm else self._arch.cpu),
-            *("-smp", f"{self._processors}", "-m", self._memory),
+            # A kernel without ACPI sees one processor of each socket.
+            *("-smp", f"{self._processors},sockets={self._processors}", "-m", self._memory),
             *("-kernel", self._kernel.image, "-initrd", self._archive()),
             *("-append", " ".join(parameters)),
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the scenarios share: a module built once, and guests to try it in."""
+"""What the scenarios share: a module built once, and guests to try it in.
+
+A scenario runs on Debian's kernel, unless it is marked with the names of other systems. With
+`--lab` those outside lab/ run on the debug kernel instead, with each driver that suits them.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,84 +18,119 @@ from pathlib import Path
 import kernel
 import module
 import pytest
-import vendor
+import table
 from buildroot import BuildRoot
 from guest import Guest
+from kernel import Kernel
 from report import Failure, step
+from systems import IN_TREE, SYSTEMS, System
+from table import SCENARIOS, Record, Row
 
-# The name of the kernel's own RDMA stack, beside those of vendors'.
-IN_TREE = "in-tree"
+pytest_plugins = ["table"]
 
 # A module that does not know what it was built for.
 UNRECORDED = "unrecorded"
 
 _LOGS = module.PROJECT / "build" / "tests"
+_LAB = Path(__file__).parent / "lab"
 
 
-def _helpers(chosen: kernel.Kernel) -> Path:
+def _helpers(chosen: Kernel) -> Path:
     """Return where the kernel modules that help the tests are built."""
     return module.PROJECT / "build" / f"{chosen.release}-helpers"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know the option of `make lab`."""
+    parser.addoption("--lab", action="store_true", help="try everything on the debug kernels")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Build everything once, before the tests are spread over several processes."""
+    config.addinivalue_line("markers", "systems(names): run it on these systems of systems.py")
+    config.addinivalue_line("markers", "debian: it is about Debian's kernel")
+    config.addinivalue_line("markers", "rxe: it needs soft-RoCE")
+    config.addinivalue_line("markers", "long: run it with --lab only")
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("collectonly"):
         return
+    debug = {""}
+    for argument in config.args:
+        path = Path(argument.partition("::")[0]).absolute()
+        if _LAB.is_relative_to(path) or path.is_relative_to(_LAB):
+            debug.add("kasan")
+    if config.getoption("--lab"):
+        debug = {system.debug for system in SYSTEMS.values()}
     try:
-        _build()
+        _build([system for system in SYSTEMS.values() if system.debug in debug])
     except Failure as failure:
         pytest.exit(f"error: {failure}", returncode=1)
     shutil.rmtree(_LOGS, ignore_errors=True)
 
 
-def _stack(root: BuildRoot, chosen: kernel.Kernel, name: str) -> tuple[kernel.Kernel, str]:
-    """Return a kernel with an RDMA stack, and the variant of what is built for that."""
-    if name == IN_TREE:
-        return chosen, ""
-    return vendor.ensure(root, chosen, name), f"vendor-{name}"
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each scenario on the systems that it is for."""
+    test = metafunc.definition
+    marked = test.get_closest_marker("systems")
+    names = marked.args if marked else ()
+    debian = test.get_closest_marker("debian") or test.path.is_relative_to(_LAB)
+    if metafunc.config.getoption("--lab") and not debian:
+        names = ("kasan",) if test.get_closest_marker("rxe") else ("kasan", "kasan-siw")
+    if names and "system" in metafunc.fixturenames:
+        metafunc.parametrize("system", names, indirect=True)
 
 
-def _build() -> None:
-    root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for the lab only; in the lab, what has no debug kernel to run on."""
+    if config.getoption("--lab"):
+        left_out = [item for item in items if not SYSTEMS[table.system_of(item)].debug]
+    else:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _build(systems: list[System]) -> None:
+    chosen = kernel.ensure(os.environ.get("KERNEL", ""))[1]
     # The workers must not choose another kernel.
     os.environ["KERNEL"] = chosen.release
-    stacks = [_stack(root, chosen, name) for name in (IN_TREE, *vendor.FLAVOURS)]
-    with step(f"Building the modules for Linux {chosen.release}"):
-        for stacked, variant in stacks:
-            module.build(root, stacked, variant=variant)
+    for system in systems:
+        system.ensure()
+    with step(f"Building the modules for Linux {chosen.release} and what else it is tried on"):
+        for system in systems:
+            root, running = system.ensure()
+            module.build(root, running, variant=system.variant)
+            path = _helpers(running)
+            shutil.copytree(module.PROJECT / "tests/helpers", path, dirs_exist_ok=True)
+            module.kbuild(root, running, path, "modules")
         # As on a machine that has the kernel's headers, but not the kernel.
+        root, chosen = SYSTEMS[IN_TREE].ensure()
         module.build(root, chosen, "IB_CORE=", variant=UNRECORDED)
-        path = _helpers(chosen)
-        shutil.copytree(module.PROJECT / "tests/helpers", path, dirs_exist_ok=True)
-        module.kbuild(root, chosen, path, "modules")
 
 
 @pytest.fixture(scope="session")
-def chosen() -> kernel.Kernel:
-    """Return the kernel that is tested."""
-    return kernel.ensure(os.environ["KERNEL"])[1]
+def chosen() -> Kernel:
+    """Return Debian's kernel that is tested."""
+    return SYSTEMS[IN_TREE].ensure()[1]
 
 
 @pytest.fixture(scope="session")
 def root() -> BuildRoot:
-    """Return the build root."""
-    return kernel.ensure(os.environ["KERNEL"])[0]
+    """Return the build root of that kernel."""
+    return SYSTEMS[IN_TREE].ensure()[0]
 
 
 @pytest.fixture
-def stack(request: pytest.FixtureRequest) -> str:
-    """Return the name of the RDMA stack that runs in the guests."""
-    return getattr(request, "param", IN_TREE)
+def system(request: pytest.FixtureRequest) -> System:
+    """Return the system that runs in the guests."""
+    return SYSTEMS[getattr(request, "param", IN_TREE)]
 
 
 @pytest.fixture(scope="session")
-def modules(root: BuildRoot, chosen: kernel.Kernel) -> dict[str, Path]:
-    """Return the module, by the name of the stack that it was built for."""
-    built = {
-        name: module.directory(*_stack(root, chosen, name)) / "krdma_smoke.ko"
-        for name in (IN_TREE, *vendor.FLAVOURS)
-    }
-    return {**built, UNRECORDED: module.directory(chosen, UNRECORDED) / "krdma_smoke.ko"}
+def modules(chosen: Kernel) -> dict[str, Path]:
+    """Return the module for Debian's kernel, by the name of the RDMA stack it was built for."""
+    built = {name: it.directory() for name, it in SYSTEMS.items() if not it.debug}
+    built[UNRECORDED] = module.directory(chosen, UNRECORDED)
+    return {name: path / "krdma_smoke.ko" for name, path in built.items()}
 
 
 @pytest.fixture(scope="session")
@@ -102,39 +142,56 @@ def ko(modules: dict[str, Path]) -> Path:
 @pytest.fixture
 def boot(
     request: pytest.FixtureRequest,
-    root: BuildRoot,
-    chosen: kernel.Kernel,
     modules: dict[str, Path],
-    stack: str,
-) -> Iterator[Callable[[], Guest]]:
-    """Return a function that boots a guest; in the end its kernel log must be clean."""
+    system: System,
+    record_property: Record,
+) -> Iterator[Callable[..., Guest]]:
+    """Return a function that boots a guest; in the end its kernel log must be clean.
+
+    It takes how many processors the guest has, and what module it has in place of the usual one.
+    """
     name = re.sub(r"\W+", "-", request.node.name)
-    helpers = _helpers(chosen)
+    root, running = system.ensure()
     files = {
-        "krdma_smoke.ko": modules[stack],
+        "krdma_smoke.ko": system.directory() / "krdma_smoke.ko",
         **{f"for-{built}.ko": ko for built, ko in modules.items()},
         "load.sh": module.PROJECT / "scripts/load.sh",
-        **{path.name: path for path in (helpers / "events.ko", helpers / "failpoint.ko")},
+        **{path.name: path for path in _helpers(running).glob("*.ko")},
     }
-    running = _stack(root, chosen, stack)[0]
     guests: list[Guest] = []
     with ExitStack() as exits:
 
-        def start() -> Guest:
-            log = _LOGS / f"{name}-{len(guests)}.log"
-            guests.append(exits.enter_context(Guest(root, running, files, log=log)))
-            return guests[-1]
+        def start(processors: int = 2, ko: Path | None = None) -> Guest:
+            guest = Guest(
+                root,
+                running,
+                {**files, "krdma_smoke.ko": ko or files["krdma_smoke.ko"]},
+                log=_LOGS / f"{name}-{len(guests)}.log",
+                processors=processors,
+                memory=system.memory,
+                driver=system.driver,
+            )
+            guests.append(exits.enter_context(guest))
+            return guest
 
+        begin = time.monotonic()
         yield start
         for guest in guests:
             # Whatever the kernel still has to say about what was done to it.
             guest.run("true")
-    splats = [line for guest in guests for line in guest.splats()]
-    assert not splats
+        leaks: list[str] = []
+        if request.config.getoption("--lab") and not request.node.path.is_relative_to(_LAB):
+            leaks = [leak for guest in guests for leak in guest.leaks()]
+            splats = sum(len(guest.splats()) for guest in guests)
+            seconds = time.monotonic() - begin
+            name = table.system_of(request.node)
+            table.record(record_property, Row(SCENARIOS, name, 1, 1, len(leaks), splats, seconds))
+    assert not leaks
+    assert not [line for guest in guests for line in guest.splats()]
 
 
 @pytest.fixture
-def guest(boot: Callable[[], Guest]) -> Guest:
+def guest(boot: Callable[..., Guest]) -> Guest:
     """Return a freshly booted guest."""
     return boot()
 

@@ -6,8 +6,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from typing import Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
 
+from buildroot import BuildRoot
+from kernel import Kernel
 from smoke import EXIT, RETURNED, TAKEN, said, says
 from vm import Result, Vm
 
@@ -37,6 +41,13 @@ def matched(device: str) -> list[str]:
 class Guest(Vm):
     """A virtual machine with commands for RDMA devices and for the module."""
 
+    def __init__(
+        self, root: BuildRoot, kernel: Kernel, files: Mapping[str, Path], **options: Any
+    ) -> None:
+        """Prepare a guest; `driver` is what RDMA devices are made of, soft-RoCE by default."""
+        self.driver: str = options.pop("driver", "rxe")
+        super().__init__(root, kernel, files, **options)
+
     def __enter__(self) -> Self:
         """Boot, and load what the module needs."""
         super().__enter__()
@@ -50,21 +61,26 @@ class Guest(Vm):
         return result
 
     def add(self, *devices: str) -> Result:
-        """Add soft-RoCE devices, each on a network device of its own."""
+        """Add RDMA devices, each on a network device of its own."""
         # The name of a network device has at most 15 characters.
         netdevs = [f"net_{re.sub(r'[^a-z0-9]', '', device)}"[:15] for device in devices]
         return self.do(
-            "modprobe rdma_rxe\n"
+            f"modprobe {self.driver_module}\n"
             + "".join(
                 f"ip link show {netdev} >/dev/null 2>&1 || ip link add {netdev} type dummy\n"
                 f"ip link set {netdev} up\n"
-                f"rdma link add {shlex.quote(device)} type rxe netdev {netdev}\n"
+                f"rdma link add {shlex.quote(device)} type {self.driver} netdev {netdev}\n"
                 for device, netdev in zip(devices, netdevs, strict=True)
             )
         )
 
+    @property
+    def driver_module(self) -> str:
+        """The name of the module that is the driver."""
+        return {"rxe": "rdma_rxe"}.get(self.driver, self.driver)
+
     def delete(self, device: str) -> Result:
-        """Delete a soft-RoCE device."""
+        """Delete an RDMA device."""
         return self.do(f"rdma link delete {shlex.quote(device)}")
 
     def rename(self, device: str, name: str) -> Result:
@@ -81,7 +97,11 @@ class Guest(Vm):
         return self.do("rmmod krdma_smoke")
 
     def fail(self, function: str, error: int, times: int | None = None) -> None:
-        """Make a kernel function fail with `error` from now on, or the next few times."""
+        """Make a kernel function fail with `error` from now on, or the next few times.
+
+        `{driver}` in its name is that of the driver.
+        """
+        function = function.format(driver=self.driver)
         limit = "" if times is None else f"times={times}"
         self.do(f"insmod /failpoint.ko function={function} error={error} {limit}")
 
@@ -107,6 +127,20 @@ class Guest(Vm):
                     device = line.split()[1].partition("/")[0]
                     counts[f"{device} {kind}"] += 1
         return counts
+
+    def leaks(self) -> list[str]:
+        """Return what kmemleak finds to be unreferenced, with where it was allocated."""
+        # It leaves out what is younger than 5 s, and what has changed since the scan before. The
+        # allocator keeps pointers to what it hands out until it is told to give back what it can.
+        output = self.do(
+            "sleep 6\n"
+            "for scan in 1 2 3; do\n"
+            "    for cache in /sys/kernel/slab/*/shrink; do echo 1 >$cache; done\n"
+            "    echo scan >/sys/kernel/debug/kmemleak\n"
+            "done\n"
+            "cat /sys/kernel/debug/kmemleak"
+        ).output
+        return re.split(r"^(?=unreferenced object)", output, flags=re.MULTILINE)[1:]
 
     def wait_for(self, text: str) -> Result:
         """Wait until the kernel has logged a line with `text`, then run nothing."""

@@ -26,8 +26,12 @@ _HARMLESS = re.compile(
 # What is not text, or, of root's, has addresses because that is what the kernel has it for.
 _NOT_READ = re.compile(rf"{_MODULE}/(notes|sections|uevent)\b.*|/sys/kernel/btf/krdma_smoke")
 
-# Soft-RoCE's functions that can fail, and what they are made to return.
-_FAILURES = (("rxe_alloc_pd", -12), ("rxe_create_cq", -5), ("rxe_create_qp", -12))
+# The driver's functions that can fail, and what they are made to return.
+_FAILURES = (
+    ("{driver}_alloc_pd", -12),
+    ("{driver}_create_cq", -5),
+    ("{driver}_create_qp", -12),
+)
 
 
 def addresses(text: str) -> list[str]:
@@ -108,7 +112,7 @@ def test_nothing_shows_an_address(guest: Guest) -> None:
     for built in ("devices", "unrecorded"):
         guest.run(f"insmod /for-{built}.ko && rmmod krdma_smoke")
     guest.do("insmod /krdma_smoke.ko rdma_dev_name=rxe0 check_ib_core=0")
-    guest.fail("rxe_destroy_qp", -16)
+    guest.fail("{driver}_destroy_qp", -16)
     guest.unload()
     log = guest.log[start:]
     for said in (

@@ -10,11 +10,11 @@ ENOMEM, EBUSY, EIO = -12, -16, -5
 
 KEPT = "the driver keeps an object that refers to this module; reboot"
 
-# Each step: what it is called, which of soft-RoCE's functions does it, and what was done before.
+# Each step: what it is called, which of the driver's functions does it, and what was done before.
 STEPS = [
-    ("ib_alloc_pd", "rxe_alloc_pd", 0),
-    ("ib_create_cq", "rxe_create_cq", 1),
-    ("ib_create_qp", "rxe_create_qp", 2),
+    ("ib_alloc_pd", "{driver}_alloc_pd", 0),
+    ("ib_create_cq", "{driver}_create_cq", 1),
+    ("ib_create_qp", "{driver}_create_qp", 2),
 ]
 
 
@@ -65,7 +65,7 @@ def test_creation_fails(
 def test_unload_after_failure(guest: Guest) -> None:
     """A module whose device failed unloads without a word about objects, and loads again."""
     guest.add("rxe0")
-    guest.fail("rxe_create_qp", ENOMEM)
+    guest.fail("{driver}_create_qp", ENOMEM)
     guest.load("rxe0")
     assert says(guest.unload(), EXIT)
     guest.mend()
@@ -77,7 +77,7 @@ def test_one_device_fails_of_two(guest: Guest) -> None:
     """A device that fails does not take another one along."""
     guest.add("rxe0")
     guest.load("")
-    guest.fail("rxe_create_cq", ENOMEM)
+    guest.fail("{driver}_create_cq", ENOMEM)
     result = guest.add("rxe1")
     assert "ib_create_cq failed, ret=-12" in said(result)
     guest.mend()
@@ -103,7 +103,7 @@ def test_queue_pair_cannot_be_destroyed(guest: Guest) -> None:
     """A queue pair that stays keeps its completion queue and its protection domain."""
     guest.add("rxe0")
     guest.load("rxe0")
-    guest.fail("rxe_destroy_qp", EBUSY)
+    guest.fail("{driver}_destroy_qp", EBUSY)
     assert says(guest.unload(), [*EXIT, "ib_destroy_qp failed, ret=-16", KEPT])
 
 
@@ -113,7 +113,7 @@ def test_module_stays_for_what_refers_to_it(guest: Guest) -> None:
     guest.add("rxe0")
     guest.load("rxe0")
     # The last client to come is the first to go.
-    guest.fail("rxe_destroy_qp", EBUSY, times=1)
+    guest.fail("{driver}_destroy_qp", EBUSY, times=1)
     # This takes the device from all clients, but does not end it.
     guest.do("mkdir -p /run/netns; ip netns add other")
     result = guest.do("rdma dev set rxe0 netns other")
@@ -130,8 +130,8 @@ def test_module_stays_for_what_refers_to_it(guest: Guest) -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("rxe_destroy_cq", [RETURNED[0], "ib_destroy_cq failed, ret=-16", KEPT, RETURNED[2]]),
-        ("rxe_dealloc_pd", [*RETURNED[:2], "ib_dealloc_pd failed, ret=-16", KEPT]),
+        ("{driver}_destroy_cq", [RETURNED[0], "ib_destroy_cq failed, ret=-16", KEPT, RETURNED[2]]),
+        ("{driver}_dealloc_pd", [*RETURNED[:2], "ib_dealloc_pd failed, ret=-16", KEPT]),
     ],
     ids=["cq", "pd"],
 )

@@ -21,6 +21,9 @@ from buildroot import BuildRoot
 from guest import EXIT, RETURNED, Guest, init, one_each, said, says, taken
 from kernel import Kernel
 from module import PROJECT
+from systems import System
+
+pytestmark = pytest.mark.debian
 
 DEVICES, CLIENTS = vendor.FLAVOURS
 
@@ -36,7 +39,7 @@ def vendors(root: BuildRoot, chosen: Kernel) -> dict[str, Kernel]:
 # What runs against what.
 
 mismatched = pytest.mark.parametrize(
-    ("stack", "built"),
+    ("system", "built"),
     [
         (CLIENTS, "in-tree"),
         ("in-tree", CLIENTS),
@@ -44,7 +47,7 @@ mismatched = pytest.mark.parametrize(
         ("in-tree", DEVICES),
         (CLIENTS, DEVICES),
     ],
-    indirect=["stack"],
+    indirect=["system"],
 )
 
 
@@ -82,9 +85,9 @@ def test_refused_before_insmod(guest: Guest, built: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "built"),
+    ("system", "built"),
     [(DEVICES, "in-tree"), ("in-tree", DEVICES)],
-    indirect=["stack"],
+    indirect=["system"],
 )
 @pytest.mark.parametrize("command", ["insmod", "/load.sh"])
 def test_second_net(guest: Guest, built: str, command: str) -> None:
@@ -107,7 +110,7 @@ def test_second_net(guest: Guest, built: str, command: str) -> None:
     assert says(guest.unload(), EXIT)
 
 
-@pytest.mark.parametrize("stack", ["in-tree", CLIENTS], indirect=True)
+@pytest.mark.systems("in-tree", CLIENTS)
 def test_check_switched_off(guest: Guest) -> None:
     """Without the check the right module works as ever, however that is spelled."""
     guest.add("rxe0")
@@ -139,17 +142,17 @@ def test_nothing_recorded(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "built"),
+    ("system", "built"),
     [(CLIENTS, "unrecorded"), (CLIENTS, "in-tree"), ("in-tree", CLIENTS)],
-    indirect=["stack"],
+    indirect=["system"],
 )
-def test_refused_by_origin(guest: Guest, stack: str, built: str) -> None:
+def test_refused_by_origin(guest: Guest, system: System, built: str) -> None:
     """Without a build-id, the kernel's own is still told from one that is not."""
     guest.add("rxe0")
     guest.do(f"mount -t tmpfs none {NOTE}")
     result = guest.run(f"insmod /for-{built}.ko rdma_dev_name=rxe0")
     assert result.status != 0
-    running = "the kernel itself" if stack == "in-tree" else "somebody else"
+    running = "somebody else" if system.flavour else "the kernel itself"
     assert re.fullmatch(
         rf"built for ib_core .*, but an ib_core of {running} is running: run 'make' again, .*",
         said(result)[-1],
@@ -206,12 +209,12 @@ def test_load(guest: Guest) -> None:
     assert "only root can load modules" in result.output
 
 
-@pytest.mark.parametrize("stack", ["in-tree", DEVICES], indirect=True)
-def test_load_by_types(guest: Guest, stack: str) -> None:
+@pytest.mark.systems("in-tree", DEVICES)
+def test_load_by_types(guest: Guest, system: System) -> None:
     """Without a build-id, the types of ib_core tell which one it is, where they can be compared."""
     guest.do(f"mount -t tmpfs none {NOTE}")
     result = guest.run("/load.sh /for-in-tree.ko check_ib_core=1")
-    if stack == "in-tree":
+    if not system.flavour:
         assert (result.status, result.output) == (0, "")
         guest.unload()
     else:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from guest import EXIT, RETURNED, Guest, init, one_each, said, says, taken
 
-pytestmark = pytest.mark.parametrize("stack", ["in-tree", "devices-clients"], indirect=True)
+pytestmark = pytest.mark.systems("in-tree", "devices-clients")
 
 
 def test_device_before_insmod(guest: Guest) -> None:
@@ -40,7 +40,7 @@ def test_driver_unloaded(guest: Guest) -> None:
     """A driver that is unloaded takes its devices along."""
     guest.add("rxe0")
     guest.load("rxe0")
-    assert says(guest.do("modprobe -r rdma_rxe"), RETURNED)
+    assert says(guest.do(f"modprobe -r {guest.driver_module}"), RETURNED)
     assert says(guest.unload(), EXIT)
 
 
@@ -102,12 +102,14 @@ def test_unloaded_while_a_device_appears(guest: Guest) -> None:
     """Loading, unloading and a device coming and going do not trip over one another."""
     # One device at a time comes and goes: two at once trip over soft-RoCE's shared sockets.
     guest.add("rxe0", "rxe1")
-    result = guest.do("""
+    result = guest.do(
+        f"driver={guest.driver}"
+        """
         appear() {
             i=0
             while [ $i -lt 50 ]; do
                 rdma link delete rxe0
-                rdma link add rxe0 type rxe netdev net_rxe0
+                rdma link add rxe0 type $driver netdev net_rxe0
                 i=$((i + 1))
             done
         }
@@ -120,7 +122,8 @@ def test_unloaded_while_a_device_appears(guest: Guest) -> None:
             i=$((i + 1))
         done
         wait $appearing
-    """)
+    """
+    )
     lines = said(result)
     assert lines.count("init, target rdma_dev_name=") == 50
     assert lines.count("exit") == 50

@@ -27,6 +27,8 @@ RESULTS = "/sys/kernel/debug/krdma_smoke/rxe0/results"
 
 Lines = list[str]
 
+pytestmark = pytest.mark.rxe
+
 
 def all_tests(sizes: tuple[int, ...]) -> list[tuple[str, int]]:
     """Return the tests that are run for these sizes."""
@@ -92,7 +94,7 @@ def veth(guest: Guest) -> None:
     )
 
 
-@pytest.mark.parametrize("stack", ["in-tree", "devices-clients"], indirect=True)
+@pytest.mark.systems("in-tree", "devices-clients")
 @pytest.mark.parametrize("poll", ["direct", "workqueue"])
 def test_everything_arrives(guest: Guest, poll: str) -> None:
     """Every test, in every size, several outstanding and the last batch not full; then no MR."""

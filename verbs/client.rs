@@ -64,9 +64,8 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// Any; the client has undone what it did.
     fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>>;
 
-    /// There is a device that is not laid out as those of the `ib_core` that the module was built
-    /// for, by the looks of it. Neither `add` nor anything else is called for it.
-    fn left_alone(&self);
+    /// There is a device that is left alone: neither `add` nor anything else is called for it.
+    fn left_alone(&self, why: LeftAlone<'_>);
 
     /// A device now has the name `name`.
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>);
@@ -76,6 +75,15 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// If that is `Ok`, `add` was called for every device that there was; else the client is not
     /// registered, and the context of every device has been dropped.
     fn registered(&self, result: Result);
+}
+
+/// Why a device is left alone.
+pub(crate) enum LeftAlone<'a> {
+    /// By the looks of it, it is not laid out as the devices of the `ib_core` that the module was
+    /// built for. So its name cannot be told either.
+    Layout,
+    /// There is no memory for the context of the device that bears this name.
+    Memory(&'a BStr),
 }
 
 /// A [`Client`] that has a [`Slot`].
@@ -237,7 +245,7 @@ impl<T: DeclaredClient> Registration<T> {
 
         // `add_client_context()` is called with `devices_rwsem` held.
         if !looks_right(device) {
-            this.data.left_alone();
+            this.data.left_alone(LeftAlone::Layout);
             return EINVAL.to_errno();
         }
 
@@ -260,7 +268,7 @@ impl<T: DeclaredClient> Registration<T> {
         // First of all, so that nothing has to be undone for want of memory. `ib_core` drops the
         // error, and nobody else knows of the device.
         let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)
-            .inspect_err(|_| pr_err!("no memory for RDMA device {name}, it is ignored\n"))?;
+            .inspect_err(|_| self.data.left_alone(LeftAlone::Memory(name)))?;
 
         let context = KBox::write(context, self.data.add(device, name)?);
 
