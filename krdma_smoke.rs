@@ -235,6 +235,12 @@ impl Watcher {
         let target = rdma_dev_name.value();
         let matched = target.is_empty() || target == name;
 
+        let _locked = cfg!(krdma_smoke_bug = "lock-twice").then(|| self.roll_call.lock());
+
+        if cfg!(krdma_smoke_bug = "leaked-memory") {
+            core::mem::forget(shown(name));
+        }
+
         if let Some(roll_call) = &mut *self.roll_call.lock() {
             roll_call.note(name, matched);
         }

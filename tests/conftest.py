@@ -7,6 +7,7 @@ A scenario runs on Debian's kernel, unless it is marked with the names of other 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import kernel
 import module
@@ -96,7 +98,8 @@ def _build(systems: list[System]) -> None:
     for system in systems:
         system.ensure()
     with step(f"Building the modules for Linux {chosen.release} and what else it is tried on"):
-        for system in systems:
+        # Two that differ in the driver have the same kernel.
+        for system in {system.directory(): system for system in systems}.values():
             root, running = system.ensure()
             module.build(root, running, variant=system.variant)
             path = _helpers(running)
@@ -140,39 +143,53 @@ def ko(modules: dict[str, Path]) -> Path:
 
 
 @pytest.fixture
-def boot(
-    request: pytest.FixtureRequest,
-    modules: dict[str, Path],
-    system: System,
-    record_property: Record,
-) -> Iterator[Callable[..., Guest]]:
-    """Return a function that boots a guest; in the end its kernel log must be clean.
+def new_guest(
+    request: pytest.FixtureRequest, modules: dict[str, Path], system: System
+) -> Callable[..., Guest]:
+    """Return a function that makes a guest, which is not booted yet.
 
-    It takes how many processors the guest has, and what module it has in place of the usual one.
+    It takes how many processors that has, and what module in place of the usual one.
     """
     name = re.sub(r"\W+", "-", request.node.name)
     root, running = system.ensure()
+    usual = system.directory() / "krdma_smoke.ko"
     files = {
-        "krdma_smoke.ko": system.directory() / "krdma_smoke.ko",
         **{f"for-{built}.ko": ko for built, ko in modules.items()},
         "load.sh": module.PROJECT / "scripts/load.sh",
         **{path.name: path for path in _helpers(running).glob("*.ko")},
     }
+    numbers = itertools.count()
+
+    def make(processors: int = 2, ko: Path = usual) -> Guest:
+        return Guest(
+            root,
+            running,
+            {**files, "krdma_smoke.ko": ko},
+            log=_LOGS / f"{name}-{next(numbers)}.log",
+            processors=processors,
+            memory=system.memory,
+            driver=system.driver,
+        )
+
+    return make
+
+
+@pytest.fixture
+def boot(
+    request: pytest.FixtureRequest,
+    new_guest: Callable[..., Guest],
+    record_property: Record,
+) -> Iterator[Callable[..., Guest]]:
+    """Return a function that boots a guest; in the end its kernel log must be clean.
+
+    It takes what `new_guest` does.
+    """
     guests: list[Guest] = []
     with ExitStack() as exits:
 
-        def start(processors: int = 2, ko: Path | None = None) -> Guest:
-            guest = Guest(
-                root,
-                running,
-                {**files, "krdma_smoke.ko": ko or files["krdma_smoke.ko"]},
-                log=_LOGS / f"{name}-{len(guests)}.log",
-                processors=processors,
-                memory=system.memory,
-                driver=system.driver,
-            )
-            guests.append(exits.enter_context(guest))
-            return guest
+        def start(**options: Any) -> Guest:
+            guests.append(exits.enter_context(new_guest(**options)))
+            return guests[-1]
 
         begin = time.monotonic()
         yield start

@@ -328,6 +328,11 @@ impl<T: DeclaredClient> Registration<T> {
             // this once for each `add` that succeeded, after it has waited for `rename`, and does
             // not touch the pointer afterwards.
             drop(unsafe { KBox::from_raw(context) });
+
+            if cfg!(krdma_smoke_bug = "use-after-free") {
+                // SAFETY: None, on purpose: KASAN has to say so.
+                unsafe { context.cast::<u8>().read_volatile() };
+            }
         }
     }
 }

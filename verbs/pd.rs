@@ -77,6 +77,10 @@ impl<'d, C: Consumer> ProtectionDomain<'d, C> {
 
 impl<C: Consumer> Drop for ProtectionDomain<'_, C> {
     fn drop(&mut self) {
+        if cfg!(krdma_smoke_bug = "leaked-pd") {
+            return;
+        }
+
         // SAFETY: By the type invariant this is the only call for this protection domain, and the
         // device is still there. `ib_core` wants it to be empty: all that is made on a protection
         // domain owns it. No user data goes with a kernel object.
