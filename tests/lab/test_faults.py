@@ -44,8 +44,9 @@ class Path:
 
 # busybox starts faster than kmod, but its insmod tries a second way when the first has failed.
 _LOAD = "insmod /krdma_smoke.ko rdma_dev_name=rxe0"
-_LOAD_TRAFFIC = f"{_LOAD} traffic=2 sizes=8 errors=1"
+_LOAD_TRAFFIC = f"{_LOAD} traffic=1 sizes=8 errors=1"
 _UNLOAD = "busybox rmmod krdma_smoke"
+_RENAME = "rdma dev set other0 name rxe0"
 _ADD = "rdma link add rxe0 type $driver netdev net_rxe0"
 _DELETE = "rdma link delete rxe0"
 
@@ -54,16 +55,15 @@ PATHS = {
     "insmod": Path("load_module", _LOAD),
     "init": Path("do_init_module", _LOAD),
     "arrival": Path(r"Watcher.*add_callback", _ADD, f"{_DELETE}; {_LOAD}"),
-    "renaming": Path(
-        "nldev_set_doit",
-        "rdma dev set other0 name rxe0",
-        f"rdma dev set rxe0 name other0; {_LOAD}",
-    ),
+    "renaming": Path("nldev_set_doit", _RENAME, f"rdma dev set rxe0 name other0; {_LOAD}"),
     "removal": Path("nldev_dellink", _DELETE, _LOAD),
     "rmmod": Path("__x64_sys_delete_module", _UNLOAD, _LOAD),
     "init, with traffic": Path("do_init_module", _LOAD_TRAFFIC, traffic=True),
     "traffic": Path(
-        r"task.*Task.*Traffic.*3run", _ADD, f"{_DELETE}; {_LOAD_TRAFFIC}", traffic=True
+        r"task.*Task.*Traffic.*3run",
+        _RENAME,
+        f"rdma dev set rxe0 name other0; {_LOAD_TRAFFIC}",
+        traffic=True,
     ),
 }
 
@@ -83,6 +83,7 @@ def _script(path: Path, driver: str) -> str:
     if path.inside:
         symbol = rf"\(_R[^ ]*{path.function}[^ ]*\)\t\[krdma_smoke\]$"
         function = f"$(sed -n '/__pfx/d; s/.* {symbol}/\\1/p' /proc/kallsyms)"
+    wait = ("wait_for_function" if path.inside else "wait_for_line") if path.traffic else ":"
     return f"""
 driver={driver}
 
@@ -97,17 +98,26 @@ arm() {{
     echo $1 >/sys/module/failnth/parameters/nth
 }}
 
-# What ends the log of an attempt that goes on in a work item; but not for ever.
-wait_for_end() {{
+# Until the function has returned; but not for ever.
+wait_for_function() {{
     for _ in $(seq 3000); do
-        ! dmesg | grep -q 'krdma_smoke: \\(.* smoke failed\\|traffic smoke\\|no memory\\)' || return
+        read -r left </sys/module/failnth/parameters/left
+        [ $left -lt 0 ] || break
         usleep 20000
+    done
+}}
+
+# Until the module has said how it went.
+wait_for_line() {{
+    for _ in $(seq 600); do
+        ! dmesg | grep -q 'krdma_smoke: \\(.* smoke failed\\|traffic smoke\\|no memory\\)' || break
+        usleep 100000
     done
 }}
 
 put_in_order() {{
     ! loaded krdma_smoke || {_UNLOAD}
-    test ! -e /sys/class/infiniband/other0 || rdma dev set other0 name rxe0
+    test ! -e /sys/class/infiniband/other0 || {_RENAME}
     test -e /sys/class/infiniband/rxe0 || {_ADD}
 }}
 
@@ -119,7 +129,7 @@ attempt() {{
     echo attempt
     {path.act}
     status=$?
-    {"[ $status -ne 0 ] || wait_for_end" if path.traffic else ":"}
+    [ $status -ne 0 ] || {wait}
     read -r left </sys/module/failnth/parameters/left
     echo "status $status left $left"
     rdma resource show
@@ -140,8 +150,8 @@ _LINES = re.compile(
     r"|matched RDMA device rxe0|ib_(alloc_pd|create_cq) success|ib_create_qp success, qpn=\d+"
     r"|resource smoke success|no RDMA device is named rxe0, waiting for it .*|exit"
     r"|ib_(destroy_qp|destroy_cq|dealloc_pd) success"
-    r"|traffic from rxe0 .*|\w+ 8B depth 1: 2 ok, .*|READ with a wrong key: IB_WC_\w+, .*"
-    r"|traffic smoke success"
+    r"|traffic from rxe0 .*|\w+ 8B depth 1: 1 ok, .*|READ with a wrong key: IB_WC_\w+, .*"
+    r"|QP event 3|traffic smoke success"
     # The kernel's own, in the module's name.
     r"|Unknown symbol \w+ \(err -12\)|`\w+' invalid for parameter `\w+'"
 )
@@ -152,6 +162,7 @@ _NO_MEMORY = re.compile(
     r"|(resource|traffic) smoke failed on rxe0, ret=-12: out of memory; .*"
     # soft-RoCE makes a socket for each queue pair, and a socket without memory is ENFILE.
     r"|ib_create_qp failed, ret=-23|resource smoke failed on rxe0, ret=-23: the driver's own .*"
+    r"|traffic smoke failed: ib_create_qp failed, ret=-23"
     r"|no memory for RDMA device rxe0, it is left alone; .*"
     r"|\w+ 8B depth 1: failed, .*ret=-12|traffic smoke failed: .*ret=-12"
 )
