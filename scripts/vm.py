@@ -102,6 +102,8 @@ class Vm:
         self._answer = b""
         self._scripts = 0
         self._stuck = False
+        self.ended = False
+        """Whether it has gone down by itself, as it was told to."""
 
     def __enter__(self) -> Self:
         for attempt in range(1, _BOOT_ATTEMPTS + 1):
@@ -144,13 +146,29 @@ class Vm:
         self._scripts += 1
         start = len(self._lines)
         end = f"vm: end of script {self._scripts}"
-        self._control.sendall(base64.b64encode(script.encode("utf-8", "surrogateescape")) + b"\n")
+        self._send(script)
         status, _, output = self._receive(_SILENCE).partition(" ")
         while end not in self._lines[start:]:
             self._wait(_SILENCE)
         stop = self._lines.index(end, start)
         log = tuple(self._lines[start:stop])
         return Result(script, int(status), base64.b64decode(output).decode(errors="replace"), log)
+
+    def end(self, script: str) -> None:
+        """Run a shell script with which the guest goes down by itself, and wait for that."""
+        self._send(script)
+        try:
+            while True:
+                self._wait(_SILENCE)
+        except GuestDied:
+            if self._stuck:
+                raise
+        if status := self._qemu.wait():
+            raise Failure(f"QEMU ended with status {status}: {self._last_words()}")
+        self.ended = True
+
+    def _send(self, script: str) -> None:
+        self._control.sendall(base64.b64encode(script.encode("utf-8", "surrogateescape")) + b"\n")
 
     def _libraries(self) -> set[str]:
         """Return the paths of what the guest's dynamic programs are linked with.

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,10 +37,32 @@ UNRECORDED = "unrecorded"
 _LOGS = module.PROJECT / "build" / "tests"
 _LAB = Path(__file__).parent / "lab"
 
+# Where the programs are built that help the tests in the guest.
+_PROGRAMS = module.PROJECT / "build" / "programs"
+
 
 def _helpers(chosen: Kernel) -> Path:
     """Return where the kernel modules that help the tests are built."""
     return module.PROJECT / "build" / f"{chosen.release}-helpers"
+
+
+def _build_program(root: BuildRoot, source: Path) -> None:
+    """Build a program that runs in any guest, unless it is newer than its source."""
+    program = _PROGRAMS / source.stem
+    if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
+        return
+    _PROGRAMS.mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = ["gcc", "-static", "-O2", "-Wall", "-Wextra", "-Werror"]
+    command += ["-o", program, source]
+    result = subprocess.run(
+        root.command(command, readable=[source.parent], writable=[_PROGRAMS]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode != 0:
+        raise Failure(f"{source} does not build\n{result.stdout}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,6 +131,8 @@ def _build(systems: list[System]) -> None:
         # As on a machine that has the kernel's headers, but not the kernel.
         root, chosen = SYSTEMS[IN_TREE].ensure()
         module.build(root, chosen, "IB_CORE=", variant=UNRECORDED)
+        for source in (module.PROJECT / "tests/programs").glob("*.c"):
+            _build_program(root, source)
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +181,7 @@ def new_guest(
     files = {
         **{f"for-{built}.ko": ko for built, ko in modules.items()},
         "load.sh": module.PROJECT / "scripts/load.sh",
-        **{path.name: path for path in _helpers(running).glob("*.ko")},
+        **{path.name: path for path in (*_helpers(running).glob("*.ko"), *_PROGRAMS.iterdir())},
     }
     numbers = itertools.count()
 
@@ -195,7 +220,8 @@ def boot(
         yield start
         for guest in guests:
             # Whatever the kernel still has to say about what was done to it.
-            guest.run("true")
+            if not guest.ended:
+                guest.run("true")
         leaks: list[str] = []
         if request.config.getoption("--lab") and not request.node.path.is_relative_to(_LAB):
             leaks = [leak for guest in guests for leak in guest.leaks()]
