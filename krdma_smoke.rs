@@ -134,7 +134,12 @@ impl kernel::InPlaceModule for KrdmaSmoke {
         try_pin_init!(Self {
             registration <- Registration::new(
                 check_running_ib_core()?,
-                Watcher::new(Plan::new()?),
+                Watcher::new(Plan::new().inspect_err(|e| {
+                    // Of a parameter that is wrong it has been said which.
+                    if *e == ENOMEM {
+                        pr_err!("init failed, ret={}: {}\n", e.to_errno(), advice(*e));
+                    }
+                })?),
             ),
         })
     }

@@ -160,7 +160,8 @@ _LINES = re.compile(
 
 # How it tells that there was no memory.
 _NO_MEMORY = re.compile(
-    r"(ib_alloc_pd|ib_create_cq|ib_create_qp|ib_register_client) failed, ret=-12"
+    r"init failed, ret=-12: out of memory; .*"
+    r"|(ib_alloc_pd|ib_create_cq|ib_create_qp|ib_register_client) failed, ret=-12"
     r"|(resource|traffic) smoke failed on rxe0, ret=-12: out of memory; .*"
     # soft-RoCE makes a socket for each queue pair, and a socket without memory is ENFILE.
     r"|ib_create_qp failed, ret=-23|resource smoke failed on rxe0, ret=-23: the driver's own .*"
@@ -207,6 +208,9 @@ class Attempt:
             "other lines": all(_LINES.fullmatch(line) for line in log if line not in told),
             "another errno": not self.status or bool(_ENOMEM.search(self.output)),
             "a failure that was not told": bool(self.status or told) or succeeded,
+            # Before its init has begun, it cannot say anything.
+            "an errno without a line": bool(told)
+            or not (self.status and path.prepare == "true" and init("rxe0")[0] in log),
             "success and failure": not (told and succeeded),
             "a failure of its own": not self.left or not (self.status or told),
             "other objects": self.objects == expected if self.objects else not held,
