@@ -23,6 +23,8 @@ from report import Failure
 
 PROJECT = Path(__file__).resolve().parent.parent
 
+NAME = "krdma_smoke"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -111,4 +113,4 @@ def build(root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "") -
     """Build the module; `variant` keeps apart what is built with other arguments."""
     path = directory(kernel, variant)
     messages = kbuild(root, kernel, path, *arguments, "modules")
-    return Built(path / "krdma_smoke.ko", messages)
+    return Built(path / f"{NAME}.ko", messages)

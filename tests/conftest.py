@@ -22,6 +22,7 @@ import kernel
 import module
 import pytest
 import table
+import twin
 from buildroot import BuildRoot
 from guest import Guest
 from kernel import Kernel
@@ -133,6 +134,7 @@ def _build(systems: list[System]) -> None:
         module.build(root, chosen, "IB_CORE=", variant=UNRECORDED)
         for source in (module.PROJECT / "tests/programs").glob("*.c"):
             _build_program(root, source)
+        twin.build(root, chosen)
 
 
 @pytest.fixture(scope="session")
@@ -183,6 +185,8 @@ def new_guest(
         "load.sh": module.PROJECT / "scripts/load.sh",
         **{path.name: path for path in (*_helpers(running).glob("*.ko"), *_PROGRAMS.iterdir())},
     }
+    if system is SYSTEMS[IN_TREE]:
+        files[f"{twin.NAME}.ko"] = twin.directory(running) / f"{twin.NAME}.ko"
     numbers = itertools.count()
 
     def make(processors: int = 2, ko: Path = usual) -> Guest:

@@ -16,7 +16,7 @@ from buildroot import BuildRoot
 from guest import RETURNED, Guest, said
 from kernel import Kernel
 
-_SCHEMA = json.loads((Path(__file__).parent / "results.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parent / "results.schema.json").read_text())
 
 MESSAGES = ("send_recv", "send_with_imm", "rdma_write", "rdma_write_with_imm", "rdma_read")
 ATOMICS = ("compare_swap", "fetch_add")
@@ -60,7 +60,7 @@ def run(guest: Guest, **parameters: str | int) -> Lines:
 def results(guest: Guest) -> dict[str, Any]:
     """Return the results, which go with the schema."""
     parsed: dict[str, Any] = json.loads(guest.do(f"cat {RESULTS}").output)
-    jsonschema.validate(parsed, _SCHEMA)
+    jsonschema.validate(parsed, SCHEMA)
     return parsed
 
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Ports, and the addresses by which one is reached from another.
+ */
+
+#include "krdma_smoke_c.h"
+
+#include <linux/etherdevice.h>
+#include <net/ipv6.h>
+#include <rdma/ib_cache.h>
+
+/* Enough for a local link, and what rdma_cm has for it at least. */
+#define HOP_LIMIT	64
+
+enum gid_kind {
+	GID_IPV4,
+	GID_IPV6,
+	GID_LINK_LOCAL,
+	GID_KINDS,
+};
+
+static int port_query(struct port *port, struct ib_device *device, u32 number)
+{
+	int ret;
+
+	memset(&port->attr, 0, sizeof(port->attr));
+	ret = ib_query_port(device, number, &port->attr);
+	if (ret)
+		return ret;
+
+	port->device = device;
+	port->number = number;
+	port->is_ethernet = rdma_port_get_link_layer(device, number) ==
+			    IB_LINK_LAYER_ETHERNET;
+	return 0;
+}
+
+static int port_failed(struct failure *failure, enum failure_kind kind,
+		       u32 number, int error)
+{
+	failure->kind = kind;
+	failure->number = number;
+	failure->error = error;
+	return -ENODEV;
+}
+
+/* Finds the port that is wanted, or the first one that is active. */
+int port_find(struct port *port, struct ib_device *device, u32 wanted,
+	      struct failure *failure)
+{
+	u32 number = wanted ?: 1;
+	u32 last = wanted ?: device->phys_port_cnt;
+	int ret;
+
+	if (wanted > device->phys_port_cnt)
+		return port_failed(failure, FAILURE_NO_SUCH_PORT,
+				   device->phys_port_cnt, 0);
+
+	for (; number <= last; number++) {
+		ret = port_query(port, device, number);
+		if (ret)
+			return port_failed(failure, FAILURE_PORT_QUERY, 0, ret);
+		if (port->attr.state == IB_PORT_ACTIVE)
+			return 0;
+	}
+
+	return port_failed(failure, FAILURE_PORT_DOWN, wanted, 0);
+}
+
+static int port_address(const struct port *port, u32 index,
+			struct address *address)
+{
+	const struct ib_gid_attr *entry;
+	int ret = 0;
+
+	if (index > U8_MAX)
+		return -EINVAL;
+
+	entry = rdma_get_gid_attr(port->device, port->number, index);
+	if (IS_ERR(entry))
+		return PTR_ERR(entry);
+
+	address->gid = entry->gid;
+	address->gid_index = index;
+	address->is_roce_v2 = entry->gid_type == IB_GID_TYPE_ROCE_UDP_ENCAP;
+	address->lid = port->attr.lid;
+	eth_zero_addr(address->mac);
+	if (port->is_ethernet)
+		ret = rdma_read_gid_l2_fields(entry, NULL, address->mac);
+
+	rdma_put_gid_attr(entry);
+	return ret;
+}
+
+static enum gid_kind gid_kind(const union ib_gid *gid)
+{
+	const struct in6_addr *ip = (const struct in6_addr *)gid;
+
+	if (ipv6_addr_v4mapped(ip))
+		return GID_IPV4;
+	/* No more than the first 16 bits count. */
+	if (gid->raw[0] == 0xfe && gid->raw[1] == 0x80)
+		return GID_LINK_LOCAL;
+	return GID_IPV6;
+}
+
+static bool port_first_address(const struct port *port, enum gid_kind kind,
+			       struct address *address)
+{
+	/* A path has room for an index of eight bits. */
+	u32 count = clamp(port->attr.gid_tbl_len, 0, 256);
+	u32 index;
+
+	for (index = 0; index < count; index++) {
+		if (!port_address(port, index, address) &&
+		    address->is_roce_v2 && gid_kind(&address->gid) == kind)
+			return true;
+	}
+
+	return false;
+}
+
+/* Returns by which addresses, of the same kind, two ports reach each other. */
+int port_addresses(const struct port *here, const struct port *there,
+		   int index, struct address *from, struct address *to)
+{
+	enum gid_kind kind;
+	int ret;
+
+	if (here->is_ethernet != there->is_ethernet)
+		return -ENOENT;
+
+	if (!here->is_ethernet || index >= 0) {
+		index = max(index, 0);
+		ret = port_address(here, index, from);
+		return ret ?: port_address(there, index, to);
+	}
+
+	for (kind = GID_IPV4; kind < GID_KINDS; kind++) {
+		if (port_first_address(here, kind, from) &&
+		    port_first_address(there, kind, to))
+			return 0;
+	}
+
+	return -ENOENT;
+}
+
+/* The other port is on the same link: it is the next hop itself. */
+void port_path(const struct port *port, const struct address *from,
+	       const struct address *to, struct rdma_ah_attr *path)
+{
+	/* InfiniBand does without within a subnet, but some ports want it. */
+	path->ah_flags = IB_AH_GRH;
+	path->port_num = port->number;
+	path->grh.dgid = to->gid;
+	path->grh.sgid_index = from->gid_index;
+	path->grh.hop_limit = HOP_LIMIT;
+
+	if (port->is_ethernet) {
+		path->type = RDMA_AH_ATTR_TYPE_ROCE;
+		ether_addr_copy(path->roce.dmac, to->mac);
+	} else {
+		path->type = RDMA_AH_ATTR_TYPE_IB;
+		path->ib.dlid = to->lid;
+	}
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What came of the traffic, as JSON; tests/results.schema.json has the schema.
+ */
+
+#include "krdma_smoke_c.h"
+
+#include <linux/mm.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+#include <linux/utsname.h>
+
+static const char * const state_names[] = {
+	[STATE_RUNNING] = "running",
+	[STATE_SUCCESS] = "success",
+	[STATE_FAILED] = "failed",
+	[STATE_SKIPPED] = "skipped",
+	[STATE_STOPPED] = "stopped",
+};
+
+const char *state_name(enum state state)
+{
+	return state_names[state];
+}
+
+int results_init(struct results *results, const struct settings *settings)
+{
+	mutex_init(&results->lock);
+	results->context = settings->context;
+	results->depth = settings->depth;
+	results->lines = kvcalloc(LINES_MAX, sizeof(*results->lines),
+				  GFP_KERNEL);
+	return results->lines ? 0 : -ENOMEM;
+}
+
+void results_destroy(struct results *results)
+{
+	struct line *line;
+
+	for (line = results->lines; line < results->lines + results->n_lines;
+	     line++) {
+		if (line->outcome == OUTCOME_GOOD)
+			kvfree(line->latencies.buckets);
+		else if (line->outcome == OUTCOME_BAD)
+			kfree(line->error);
+	}
+
+	kvfree(results->lines);
+	kfree(results->ends[0].device);
+	kfree(results->ends[1].device);
+	kfree(results->reason);
+}
+
+void results_begin(struct results *results, const struct end ends[2])
+{
+	guard(mutex)(&results->lock);
+	memcpy(results->ends, ends, sizeof(results->ends));
+	results->has_ends = true;
+}
+
+/* What the line refers to belongs to the results from now on. */
+void results_add(struct results *results, const struct line *line)
+{
+	guard(mutex)(&results->lock);
+
+	/* There is room. */
+	results->lines[results->n_lines++] = *line;
+}
+
+void results_end(struct results *results, enum state state, char *reason)
+{
+	guard(mutex)(&results->lock);
+	results->state = state;
+	results->reason = reason;
+}
+
+/* Writes a string of JSON, whatever is in it. */
+static void write_text(struct seq_file *seq, const char *text)
+{
+	seq_putc(seq, '"');
+	for (; *text; text++) {
+		if (*text == '"' || *text == '\\')
+			seq_printf(seq, "\\%c", *text);
+		else if ((u8)*text < 0x20)
+			seq_printf(seq, "\\u%04x", (u8)*text);
+		else
+			seq_putc(seq, *text);
+	}
+	seq_putc(seq, '"');
+}
+
+static void write_latencies(struct seq_file *seq, u64 elapsed,
+			    const struct summary *latencies)
+{
+	const struct bucket *bucket = latencies->buckets;
+	size_t i;
+
+	seq_printf(seq, "\"elapsed_ns\": %llu, ", elapsed);
+	seq_printf(seq,
+		   "\"latency_ns\": {\"min\": %llu, \"p50\": %llu, \"p99\": %llu, \"p99.9\": %llu, \"max\": %llu, \"histogram\": [",
+		   latencies->min, summary_percentile(latencies, 500),
+		   summary_percentile(latencies, 990),
+		   summary_percentile(latencies, 999), latencies->max);
+	for (i = 0; i < latencies->n_buckets; i++, bucket++)
+		seq_printf(seq, "%s[%llu, %llu, %u]", i ? ", " : "",
+			   bucket->lower, bucket->upper, bucket->count);
+	seq_puts(seq, "]}");
+}
+
+void results_write(struct results *results, struct seq_file *seq)
+{
+	const struct end *end;
+	const struct line *line;
+	unsigned int i;
+
+	guard(mutex)(&results->lock);
+
+	seq_puts(seq, "{\n  \"version\": 1,\n  \"kernel\": ");
+	write_text(seq, init_utsname()->release);
+	seq_puts(seq, ",\n  \"ib_core\": ");
+	write_text(seq, built_for());
+	seq_printf(seq,
+		   ",\n  \"poll\": \"%s\",\n  \"depth\": %u,\n  \"state\": \"%s\"",
+		   results->context == IB_POLL_DIRECT ? "direct" : "workqueue",
+		   results->depth, state_name(results->state));
+	if (results->reason) {
+		seq_puts(seq, ",\n  \"reason\": ");
+		write_text(seq, results->reason);
+	}
+
+	seq_puts(seq, ",\n  \"ends\": [");
+	for (i = 0; results->has_ends && i < 2; i++) {
+		end = &results->ends[i];
+		seq_printf(seq, "%s\n    {\"device\": ", i ? "," : "");
+		write_text(seq, end->device);
+		seq_puts(seq, ", \"firmware\": ");
+		write_text(seq, end->firmware);
+		seq_printf(seq,
+			   ", \"port\": %u, \"mtu\": %u, \"gid_index\": %u, \"gid\": \"%pI6\"}",
+			   end->port, end->mtu, end->address.gid_index,
+			   end->address.gid.raw);
+	}
+
+	seq_puts(seq, "\n  ],\n  \"tests\": [");
+	for (i = 0; i < results->n_lines; i++) {
+		line = &results->lines[i];
+		seq_printf(seq,
+			   "%s\n    {\"test\": \"%s\", \"size\": %u, \"messages\": %u, ",
+			   i ? "," : "", line->test, line->size,
+			   line->messages);
+		switch (line->outcome) {
+		case OUTCOME_GOOD:
+			write_latencies(seq, line->elapsed, &line->latencies);
+			break;
+		case OUTCOME_FLUSHED:
+			seq_printf(seq, "\"flushed\": %u", line->flushed);
+			break;
+		case OUTCOME_BAD:
+			seq_puts(seq, "\"error\": ");
+			write_text(seq, line->error);
+			break;
+		}
+		seq_putc(seq, '}');
+	}
+	seq_puts(seq, "\n  ]\n}\n");
+}

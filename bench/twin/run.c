@@ -1,0 +1,1168 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The tests, one after another, between two endpoints.
+ *
+ * Messages go in batches: one is posted by one call, all of its completions are
+ * waited for, and then it is checked. The latency of a message is the time from
+ * just before its batch is posted until its completion at the requester is
+ * taken from the queue.
+ */
+
+#include "krdma_smoke_c.h"
+
+#include <linux/bitops.h>
+#include <linux/delay.h>
+#include <linux/mm.h>
+#include <linux/overflow.h>
+#include <linux/sched.h>
+#include <linux/slab.h>
+
+/* How long to wait for a port that has gone down to come up again. */
+#define PATIENCE_FOR_PORT_NS	(60ULL * NSEC_PER_SEC)
+
+/* How many times to poll between looks at the clock. */
+#define POLLS	8
+
+/* What an atomic operation is about. */
+#define WORD	sizeof(u64)
+
+static const char * const status_names[] = {
+	[IB_WC_SUCCESS] = "IB_WC_SUCCESS",
+	[IB_WC_LOC_LEN_ERR] = "IB_WC_LOC_LEN_ERR",
+	[IB_WC_LOC_QP_OP_ERR] = "IB_WC_LOC_QP_OP_ERR",
+	[IB_WC_LOC_EEC_OP_ERR] = "IB_WC_LOC_EEC_OP_ERR",
+	[IB_WC_LOC_PROT_ERR] = "IB_WC_LOC_PROT_ERR",
+	[IB_WC_WR_FLUSH_ERR] = "IB_WC_WR_FLUSH_ERR",
+	[IB_WC_MW_BIND_ERR] = "IB_WC_MW_BIND_ERR",
+	[IB_WC_BAD_RESP_ERR] = "IB_WC_BAD_RESP_ERR",
+	[IB_WC_LOC_ACCESS_ERR] = "IB_WC_LOC_ACCESS_ERR",
+	[IB_WC_REM_INV_REQ_ERR] = "IB_WC_REM_INV_REQ_ERR",
+	[IB_WC_REM_ACCESS_ERR] = "IB_WC_REM_ACCESS_ERR",
+	[IB_WC_REM_OP_ERR] = "IB_WC_REM_OP_ERR",
+	[IB_WC_RETRY_EXC_ERR] = "IB_WC_RETRY_EXC_ERR",
+	[IB_WC_RNR_RETRY_EXC_ERR] = "IB_WC_RNR_RETRY_EXC_ERR",
+	[IB_WC_LOC_RDD_VIOL_ERR] = "IB_WC_LOC_RDD_VIOL_ERR",
+	[IB_WC_REM_INV_RD_REQ_ERR] = "IB_WC_REM_INV_RD_REQ_ERR",
+	[IB_WC_REM_ABORT_ERR] = "IB_WC_REM_ABORT_ERR",
+	[IB_WC_INV_EECN_ERR] = "IB_WC_INV_EECN_ERR",
+	[IB_WC_INV_EEC_STATE_ERR] = "IB_WC_INV_EEC_STATE_ERR",
+	[IB_WC_FATAL_ERR] = "IB_WC_FATAL_ERR",
+	[IB_WC_RESP_TIMEOUT_ERR] = "IB_WC_RESP_TIMEOUT_ERR",
+	[IB_WC_GENERAL_ERR] = "IB_WC_GENERAL_ERR",
+};
+
+static const char * const qp_state_names[] = {
+	[IB_QPS_RESET] = "RESET",
+	[IB_QPS_INIT] = "INIT",
+	[IB_QPS_RTR] = "RTR",
+	[IB_QPS_RTS] = "RTS",
+	[IB_QPS_SQD] = "SQD",
+	[IB_QPS_SQE] = "SQE",
+	[IB_QPS_ERR] = "ERR",
+};
+
+static const char *qp_state_name(unsigned int state)
+{
+	return state < ARRAY_SIZE(qp_state_names) ? qp_state_names[state] :
+						    "unknown";
+}
+
+static char *completion_text(const struct failure *failure)
+{
+	char number[sizeof("status 4294967295")];
+	const char *status = number;
+
+	if (failure->status < ARRAY_SIZE(status_names))
+		status = status_names[failure->status];
+	else
+		snprintf(number, sizeof(number), "status %u", failure->status);
+
+	return kasprintf(GFP_KERNEL,
+			 "message %llu: %s completed with %s, vendor_err %u%s%s",
+			 failure->message, failure->what, status,
+			 failure->vendor_err,
+			 failure->qp_state < 0 ? "" : ", queue pair in ",
+			 failure->qp_state < 0 ? "" :
+			 qp_state_name(failure->qp_state));
+}
+
+static char *immediate_text(const struct failure *failure)
+{
+	char sent[12] = "none", received[12] = "none";
+
+	if (failure->has_other)
+		snprintf(sent, sizeof(sent), "%#x", failure->other);
+	if (failure->has_number)
+		snprintf(received, sizeof(received), "%#x", failure->number);
+	return kasprintf(GFP_KERNEL,
+			 "message %llu: immediate %s received as %s",
+			 failure->message, sent, received);
+}
+
+/* Returns why traffic ended, as a text to be freed. */
+char *failure_text(const struct failure *failure)
+{
+	u64 message = failure->message;
+
+	switch (failure->kind) {
+	case FAILURE_CALL:
+		return kasprintf(GFP_KERNEL, "%s failed, ret=%d",
+				 failure->what, failure->error);
+	case FAILURE_COMPLETION:
+		return completion_text(failure);
+	case FAILURE_STATE:
+		return kasprintf(GFP_KERNEL,
+				 "after an error the queue pair is not in ERR, but in %s",
+				 failure->qp_state < 0 ? "an unknown state" :
+				 qp_state_name(failure->qp_state));
+	case FAILURE_LOST:
+		return kasprintf(GFP_KERNEL,
+				 "message %llu: %s has not completed for %llu s",
+				 message, failure->what,
+				 PATIENCE_NS / NSEC_PER_SEC);
+	case FAILURE_UNEXPECTED:
+		return kasprintf(GFP_KERNEL,
+				 "message %llu: a completion has the wr_cqe of another %s",
+				 message, failure->what);
+	case FAILURE_OPCODE:
+		return kasprintf(GFP_KERNEL,
+				 "message %llu: completed as opcode %u",
+				 message, failure->number);
+	case FAILURE_LENGTH:
+		return kasprintf(GFP_KERNEL, "message %llu: %u bytes received",
+				 message, failure->number);
+	case FAILURE_IMMEDIATE:
+		return immediate_text(failure);
+	case FAILURE_DATA:
+		return kasprintf(GFP_KERNEL,
+				 "message %llu: wrong data from offset %zu",
+				 message, failure->offset);
+	case FAILURE_NO_SUCH_PORT:
+		return kasprintf(GFP_KERNEL,
+				 "no such port, the device has %u; see port=",
+				 failure->number);
+	case FAILURE_PORT_DOWN:
+		if (!failure->number)
+			return kstrdup("no port is up; see that one has a link and is configured",
+				       GFP_KERNEL);
+		return kasprintf(GFP_KERNEL,
+				 "port %u is down; see that it has a link and is configured",
+				 failure->number);
+	case FAILURE_PORT_QUERY:
+		return kasprintf(GFP_KERNEL, "ib_query_port failed, ret=%d",
+				 failure->error);
+	case FAILURE_NO_PATH:
+		return kstrdup("the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=",
+			       GFP_KERNEL);
+	case FAILURE_DEPTH:
+		return kasprintf(GFP_KERNEL,
+				 "depth= is more than the %u that the device can have",
+				 failure->number);
+	case FAILURE_SIZE:
+		return kasprintf(GFP_KERNEL,
+				 "sizes= has %u, which is more than the %u that can be sent here",
+				 failure->other, failure->number);
+	case FAILURE_MEMORY:
+		return kasprintf(GFP_KERNEL,
+				 "depth= messages of sizes= are more than %llu MiB",
+				 MEMORY_MAX >> 20);
+	default:
+		return kstrdup("stopped", GFP_KERNEL);
+	}
+}
+
+/* Returns a word of a message: different for each test, message and word. */
+static u64 pattern_word(u64 number, u64 message, u64 index)
+{
+	u64 seed = number * 0x9e3779b97f4a7c15ULL +
+		   message * 0xd6e8feb86659fd93ULL + index;
+	u64 mixed = (seed ^ (seed >> 31)) * 0xbf58476d1ce4e5b9ULL;
+
+	return mixed ^ (mixed >> 29);
+}
+
+static u32 pattern_immediate(u64 number, u64 message)
+{
+	return pattern_word(number, message, U64_MAX);
+}
+
+bool run_is_stopped(const struct run *run)
+{
+	return is_raised(run->stops[0]) || is_raised(run->stops[1]) ||
+	       is_raised(run->stops[2]);
+}
+
+static bool run_goes_on(void *run)
+{
+	return !run_is_stopped(run);
+}
+
+static int stopped(struct failure *failure)
+{
+	failure->kind = FAILURE_STOPPED;
+	return -EINTR;
+}
+
+static u32 run_depth(const struct run *run)
+{
+	return min(run->settings->depth, run->settings->messages);
+}
+
+static bool pair_is_bad(const struct run *run)
+{
+	return endpoint_is_bad(&run->requester) ||
+	       endpoint_is_bad(&run->target);
+}
+
+static bool pair_is_over(struct run *run)
+{
+	return pair_is_bad(run) || (endpoint_is_over(&run->requester) &&
+				    endpoint_is_over(&run->target));
+}
+
+static bool pair_has_no_sends(struct run *run)
+{
+	return !endpoint_has_sends(&run->requester);
+}
+
+static bool pair_is_in_error(struct run *run)
+{
+	return endpoint_state(&run->requester) == IB_QPS_ERR;
+}
+
+/*
+ * Takes completions until something holds; returns 1 if it does, and 0 if the
+ * patience is over.
+ */
+static __always_inline int run_wait(struct run *run,
+				    bool (*holds)(struct run *run),
+				    struct failure *failure)
+{
+	unsigned int polls = 0;
+	u64 start = 0;
+	u64 now;
+
+	for (;;) {
+		endpoint_poll(&run->requester);
+		endpoint_poll(&run->target);
+
+		if (holds(run))
+			return 1;
+
+		if (run->settings->context == IB_POLL_DIRECT &&
+		    ++polls < POLLS)
+			continue;
+
+		polls = 0;
+		if (run_is_stopped(run))
+			return stopped(failure);
+
+		now = ktime_get_ns();
+		if (!start)
+			start = now;
+		if (now - start > PATIENCE_NS)
+			return 0;
+
+		schedule();
+	}
+}
+
+/* Returns what is wrong with a completion. */
+static int bad_completion(const struct run *run, const struct entry *entry,
+			  const char *what, u64 message,
+			  struct failure *failure)
+{
+	failure->what = what;
+	failure->message = message;
+
+	if (!entry->completions) {
+		failure->kind = FAILURE_LOST;
+	} else if (entry->completions > 1 || !entry->is_own) {
+		failure->kind = FAILURE_UNEXPECTED;
+	} else {
+		failure->kind = FAILURE_COMPLETION;
+		failure->status = entry->status;
+		failure->vendor_err = entry->vendor_err;
+		failure->qp_state = endpoint_state(&run->requester);
+	}
+
+	return -EIO;
+}
+
+static bool is_failed(const struct entry *entry)
+{
+	/* What was flushed was so for another one's failure. */
+	return entry->completions && entry->status != IB_WC_SUCCESS &&
+	       entry->status != IB_WC_WR_FLUSH_ERR;
+}
+
+static bool is_unexpected(const struct entry *entry)
+{
+	return entry->completions > 1 ||
+	       (entry->completions == 1 && !entry->is_own);
+}
+
+static bool is_flushed(const struct entry *entry)
+{
+	return entry->completions && entry->status != IB_WC_SUCCESS;
+}
+
+static bool is_lost(const struct entry *entry)
+{
+	return !entry->completions;
+}
+
+static const struct entry *find_entry(const struct entry *entries, u32 count,
+				      bool (*is_bad)(const struct entry *),
+				      u32 *index)
+{
+	for (*index = 0; *index < count; (*index)++) {
+		if (is_bad(&entries[*index]))
+			return &entries[*index];
+	}
+
+	return NULL;
+}
+
+/* Finds out why a batch has not completed as it should. */
+static int diagnose(const struct run *run, const char *what, u64 first,
+		    struct failure *failure)
+{
+	static bool (*const kinds[])(const struct entry *entry) = {
+		is_failed, is_unexpected, is_flushed, is_lost,
+	};
+	const struct endpoint *here = &run->requester;
+	const struct endpoint *there = &run->target;
+	const struct entry *entry;
+	const char *of = what;
+	unsigned int i;
+	u32 index;
+
+	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
+		entry = find_entry(here->send_entries, here->prepared,
+				   kinds[i], &index);
+		if (!entry)
+			entry = find_entry(there->send_entries,
+					   there->prepared, kinds[i], &index);
+		if (entry)
+			break;
+		entry = find_entry(there->receive_entries,
+				   there->prepared_receives, kinds[i], &index);
+		if (entry) {
+			of = "receive";
+			break;
+		}
+	}
+
+	if (!entry) {
+		/* What was lost has come meanwhile. */
+		failure->kind = FAILURE_LOST;
+		failure->what = what;
+		failure->message = first;
+		return -EIO;
+	}
+
+	/* It is that of the last message. */
+	if (index >= here->messages && index > 0)
+		return bad_completion(run, entry, "the read behind it",
+				      first + index - 1, failure);
+
+	return bad_completion(run, entry, of, first + index, failure);
+}
+
+/* Waits until everything that was posted has completed. */
+static int settle(struct run *run, const char *what, u64 first,
+		  struct failure *failure)
+{
+	int ret = run_wait(run, pair_is_over, failure);
+
+	if (ret < 0)
+		return ret;
+	if (ret && !pair_is_bad(run))
+		return 0;
+
+	return diagnose(run, what, first, failure);
+}
+
+/* Closes the target's memory, if it is open. */
+static int run_close(struct run *run, struct failure *failure)
+{
+	int ret;
+
+	if (!run->is_open)
+		return 0;
+
+	run->is_open = false;
+	endpoint_prepare_invalidations(&run->target);
+	ret = endpoint_post(&run->target, failure);
+	return ret ?: settle(run, "IB_WR_LOCAL_INV", 0, failure);
+}
+
+/* Opens the target's memory to the requester, under new keys. */
+static int run_open(struct run *run, struct failure *failure)
+{
+	int ret;
+
+	ret = run_close(run, failure);
+	if (ret)
+		return ret;
+
+	endpoint_prepare_registrations(&run->target);
+	ret = endpoint_post(&run->target, failure);
+	if (!ret)
+		ret = settle(run, "IB_WR_REG_MR", 0, failure);
+	if (!ret)
+		run->is_open = true;
+	return ret;
+}
+
+static void prepare(struct run *run, const struct request *request, u32 count,
+		    u32 size)
+{
+	endpoint_prepare(&run->requester, request, count, size, &run->target,
+			 request->needs_read_behind);
+
+	/* The data of a write does not come with the receive. */
+	endpoint_prepare_receives(&run->target,
+				  request->is_received ? count : 0,
+				  request->is_sent ? size : 0);
+}
+
+static void fill_messages(const struct endpoint *ep, u32 count, u64 number,
+			  u64 first, u32 size)
+{
+	size_t words = DIV_ROUND_UP(size, sizeof(u64));
+	size_t i;
+	u32 message;
+
+	for (message = 0; message < count; message++) {
+		u64 *memory = ep->buffers[message].memory;
+
+		/* The device may access it at the same time. */
+		for (i = 0; i < words; i++)
+			WRITE_ONCE(memory[i],
+				   pattern_word(number, first + message, i));
+	}
+}
+
+/* Fills in what is sent, or what is read. */
+static void fill(struct run *run, const struct request *request, u64 number,
+		 u64 first, u32 size)
+{
+	struct endpoint *ep = &run->requester;
+	u32 i;
+
+	fill_messages(request->is_returned ? &run->target : ep, ep->messages,
+		      number, first, size);
+
+	if (request->has_immediate) {
+		for (i = 0; i < ep->messages; i++)
+			ep->sends[i].send.ex.imm_data =
+				cpu_to_be32(pattern_immediate(number,
+							      first + i));
+	}
+
+	if (request->is_atomic) {
+		for (i = 0; i < ep->messages; i++) {
+			struct ib_atomic_wr *wr = &ep->sends[i].atomic;
+			u64 operand = pattern_word(number, first + i, 1);
+
+			if (request->wr_opcode == IB_WR_ATOMIC_CMP_AND_SWP) {
+				wr->compare_add = pattern_word(number,
+							       first + i, 0);
+				wr->swap = operand;
+			} else {
+				wr->compare_add = operand;
+				wr->swap = 0;
+			}
+		}
+	}
+}
+
+static int wrong_word(u64 message, size_t index, u64 difference, u32 size,
+		      struct failure *failure)
+{
+	/* Bytes are compared in the order of their addresses. */
+	size_t offset = index * sizeof(u64) +
+			__ffs64(le64_to_cpu((__force __le64)difference)) / 8;
+
+	/* Behind the end is what was there before. */
+	if (offset >= size)
+		return 0;
+
+	failure->kind = FAILURE_DATA;
+	failure->message = message;
+	failure->offset = offset;
+	return -EIO;
+}
+
+static int check_messages(const struct endpoint *ep, u32 count, u64 number,
+			  u64 first, u32 size, struct failure *failure)
+{
+	size_t words = DIV_ROUND_UP(size, sizeof(u64));
+	size_t i;
+	u32 message;
+	int ret;
+
+	for (message = 0; message < count; message++) {
+		const u64 *memory = ep->buffers[message].memory;
+
+		for (i = 0; i < words; i++) {
+			u64 difference = READ_ONCE(memory[i]) ^
+				pattern_word(number, first + message, i);
+
+			if (unlikely(difference)) {
+				ret = wrong_word(first + message, i,
+						 difference, size, failure);
+				if (ret)
+					return ret;
+			}
+		}
+	}
+
+	return 0;
+}
+
+/* Checks what atomic operations have made of the target's words. */
+static int check_operations(const struct run *run,
+			    const struct request *request, u64 number,
+			    u64 first, u32 size, struct failure *failure)
+{
+	u64 message = first;
+	u64 expected, difference;
+	u32 i;
+	int ret;
+
+	for (i = 0; i < run->requester.messages; i++, message++) {
+		expected = pattern_word(number, message, 1);
+		if (request->wr_opcode != IB_WR_ATOMIC_CMP_AND_SWP)
+			expected += pattern_word(number, message, 0);
+
+		difference = READ_ONCE(run->target.buffers[i].memory[0]) ^
+			     expected;
+		if (unlikely(difference)) {
+			ret = wrong_word(message, 0, difference, size,
+					 failure);
+			if (ret)
+				return ret;
+		}
+	}
+
+	return 0;
+}
+
+static int wrong_opcode(u64 message, const struct entry *entry,
+			struct failure *failure)
+{
+	failure->kind = FAILURE_OPCODE;
+	failure->message = message;
+	failure->number = entry->opcode;
+	return -EIO;
+}
+
+static int check_receive(const struct run *run, const struct request *request,
+			 const struct entry *entry, u64 number, u64 message,
+			 u32 size, struct failure *failure)
+{
+	enum ib_wc_opcode opcode = request->is_sent ? IB_WC_RECV :
+						      IB_WC_RECV_RDMA_WITH_IMM;
+	u32 sent;
+
+	if (entry->completions != 1)
+		return bad_completion(run, entry, "receive", message, failure);
+
+	if (entry->opcode != opcode)
+		return wrong_opcode(message, entry, failure);
+
+	if (entry->byte_len != size) {
+		failure->kind = FAILURE_LENGTH;
+		failure->message = message;
+		failure->number = entry->byte_len;
+		return -EIO;
+	}
+
+	sent = request->has_immediate ? pattern_immediate(number, message) : 0;
+	if (entry->has_immediate != request->has_immediate ||
+	    (entry->has_immediate && entry->immediate != sent)) {
+		failure->kind = FAILURE_IMMEDIATE;
+		failure->message = message;
+		failure->has_number = entry->has_immediate;
+		failure->number = entry->immediate;
+		failure->has_other = request->has_immediate;
+		failure->other = sent;
+		return -EIO;
+	}
+
+	return 0;
+}
+
+/* Checks the completions and the data of a batch that has completed. */
+static int check(const struct run *run, const struct request *request,
+		 u64 number, u64 first, u32 size, struct failure *failure)
+{
+	const struct endpoint *here = &run->requester;
+	const struct endpoint *there = &run->target;
+	u32 count = here->messages;
+	u32 i;
+	int ret;
+
+	for (i = 0; i < count; i++) {
+		const struct entry *entry = &here->send_entries[i];
+
+		if (entry->completions != 1)
+			return bad_completion(run, entry, request->name,
+					      first + i, failure);
+		if (entry->opcode != request->wc_opcode)
+			return wrong_opcode(first + i, entry, failure);
+	}
+
+	for (i = 0; i < there->prepared_receives; i++) {
+		ret = check_receive(run, request, &there->receive_entries[i],
+				    number, first + i, size, failure);
+		if (ret)
+			return ret;
+	}
+
+	if (request->is_atomic) {
+		ret = check_operations(run, request, number, first, size,
+				       failure);
+		if (ret)
+			return ret;
+	}
+
+	return check_messages(request->is_returned ? here : there, count,
+			      number, first, size, failure);
+}
+
+/* Sends a batch that has been prepared, and checks what comes of it. */
+static int run_batch(struct run *run, const struct request *request,
+		     u64 number, u64 first, u32 size, u64 *elapsed,
+		     struct failure *failure)
+{
+	u64 start, end;
+	u32 i;
+	int ret;
+
+	fill(run, request, number, first, size);
+
+	if (request->is_received) {
+		ret = endpoint_post_receives(&run->target, failure);
+		if (ret)
+			return ret;
+	}
+
+	start = ktime_get_ns();
+	ret = endpoint_post(&run->requester, failure);
+	if (!ret)
+		ret = settle(run, request->name, first, failure);
+	if (ret)
+		return ret;
+
+	end = start;
+	for (i = 0; i < run->requester.messages; i++) {
+		u64 time = run->requester.send_entries[i].time;
+
+		histogram_record(run->histogram, time - start);
+		end = max(end, time);
+	}
+
+	*elapsed += end - start;
+	return check(run, request, number, first, size, failure);
+}
+
+/* Runs a test; on success the caller has to free the latencies. */
+static int run_test(struct run *run, const struct request *request, u32 size,
+		    u32 messages, u64 *elapsed, struct summary *latencies,
+		    struct failure *failure)
+{
+	u64 number = run->tests;
+	u32 prepared = 0;
+	u32 first, count;
+	int ret;
+
+	*elapsed = 0;
+	histogram_clear(run->histogram);
+	ret = run_open(run, failure);
+	if (ret)
+		return ret;
+
+	for (first = 0; first < messages; first += count) {
+		count = min(messages - first, run_depth(run));
+		if (count != prepared) {
+			prepare(run, request, count, size);
+			prepared = count;
+		}
+
+		if (run_is_stopped(run))
+			return stopped(failure);
+
+		ret = run_batch(run, request, number, first, size, elapsed,
+				failure);
+		if (ret)
+			return ret;
+	}
+
+	ret = histogram_summary(run->histogram, latencies);
+	return ret ? failed_call(failure, "allocating memory", ret) : 0;
+}
+
+static int run_ports(struct run *run, struct failure *failure)
+{
+	u32 port = run->settings->port;
+	int ret;
+
+	ret = port_find(&run->ports[0], run->here, port, failure);
+	return ret ?: port_find(&run->ports[1], run->there, port, failure);
+}
+
+/* After a failure, perhaps of the link, a port has some time to come up. */
+static int run_ports_again(struct run *run, struct failure *failure)
+{
+	u64 start = ktime_get_ns();
+	int ret;
+
+	for (;;) {
+		if (run_is_stopped(run))
+			return stopped(failure);
+
+		ret = run_ports(run, failure);
+		if (!ret || failure->kind != FAILURE_PORT_DOWN ||
+		    ktime_get_ns() - start >= PATIENCE_FOR_PORT_NS)
+			return ret;
+
+		fsleep(PAUSE_MS * USEC_PER_MSEC);
+	}
+}
+
+static int too_large(struct failure *failure, enum failure_kind kind, u32 max,
+		     u32 size)
+{
+	failure->kind = kind;
+	failure->number = max;
+	failure->other = size;
+	return -EINVAL;
+}
+
+/* Sets the size of the largest message, if the settings go with the devices. */
+static int run_find_limit(struct run *run, struct failure *failure)
+{
+	const struct settings *settings = run->settings;
+	u32 depth = min(endpoint_max_depth(run->here),
+			endpoint_max_depth(run->there));
+	u32 largest = 0;
+	u32 max, memory;
+	unsigned int i;
+
+	if (settings->depth > depth)
+		return too_large(failure, FAILURE_DEPTH, depth, 0);
+
+	for (i = 0; i < settings->n_sizes; i++)
+		largest = max(largest, settings->sizes[i]);
+
+	max = min((u64)run->there->attrs.max_fast_reg_page_list_len * PAGE_SIZE,
+		  SIZE_MAX_BYTES);
+	max = min3(max, run->ports[0].attr.max_msg_sz,
+		   run->ports[1].attr.max_msg_sz);
+	memory = MEMORY_MAX / run_depth(run);
+
+	if (!settings->is_bounded) {
+		if (largest > max)
+			return too_large(failure, FAILURE_SIZE, max, largest);
+		if (largest > memory)
+			return too_large(failure, FAILURE_MEMORY, 0, 0);
+	}
+
+	run->limit = max(min3(largest, max, memory), (u32)WORD);
+	return 0;
+}
+
+static int run_addresses(struct run *run, struct address addresses[2],
+			 struct failure *failure)
+{
+	int ret;
+
+	ret = port_addresses(&run->ports[0], &run->ports[1],
+			     run->settings->gid_index, &addresses[0],
+			     &addresses[1]);
+	if (ret)
+		failure->kind = FAILURE_NO_PATH;
+	return ret;
+}
+
+/* Makes two endpoints and connects them. */
+static int run_connect(struct run *run, struct failure *failure)
+{
+	struct endpoint_attr attr = {
+		.depth = run_depth(run),
+		.size = run->limit,
+		.context = run->settings->context,
+		.goes_on = run_goes_on,
+		.goes_on_context = run,
+	};
+	struct address addresses[2];
+	int ret;
+
+	ret = run_addresses(run, addresses, failure);
+	if (ret)
+		return ret;
+
+	ret = endpoint_create(&run->requester, run->here, &attr, failure);
+	if (ret)
+		return ret;
+
+	attr.is_target = true;
+	ret = endpoint_create(&run->target, run->there, &attr, failure);
+	if (ret)
+		goto err_requester;
+
+	/* First the one that is to be ready when the first message comes. */
+	ret = endpoint_connect(&run->target, &run->ports[1], &addresses[1],
+			       &run->ports[0], &addresses[0], &run->requester,
+			       failure);
+	if (!ret)
+		ret = endpoint_connect(&run->requester, &run->ports[0],
+				       &addresses[0], &run->ports[1],
+				       &addresses[1], &run->target, failure);
+	if (ret)
+		goto err_target;
+
+	run->is_connected = true;
+	run->is_open = false;
+	return 0;
+
+err_target:
+	endpoint_destroy(&run->target);
+err_requester:
+	endpoint_destroy(&run->requester);
+	return ret;
+}
+
+void run_destroy(struct run *run)
+{
+	if (run->is_connected) {
+		endpoint_destroy(&run->requester);
+		endpoint_destroy(&run->target);
+		run->is_connected = false;
+	}
+}
+
+/* Replaces a pair that is good for nothing any more. */
+static int run_reconnect(struct run *run, struct failure *failure)
+{
+	int ret;
+
+	run_destroy(run);
+	ret = run_ports_again(run, failure);
+	return ret ?: run_connect(run, failure);
+}
+
+/* Says, and keeps, between what there is traffic. */
+static int run_announce(struct run *run, struct failure *failure)
+{
+	struct ib_device *devices[2] = { run->here, run->there };
+	struct address addresses[2];
+	struct end ends[2] = {};
+	unsigned int i;
+	int ret;
+
+	ret = run_addresses(run, addresses, failure);
+	if (ret)
+		return ret;
+
+	for (i = 0; i < 2; i++) {
+		ends[i].device = kstrdup(run->names[i], GFP_KERNEL);
+		if (!ends[i].device) {
+			kfree(ends[0].device);
+			return failed_call(failure, "allocating memory",
+					   -ENOMEM);
+		}
+		ib_get_device_fw_str(devices[i], ends[i].firmware);
+		ends[i].port = run->ports[i].number;
+		ends[i].mtu = port_mtu(&run->ports[i]);
+		ends[i].address = addresses[i];
+	}
+
+	pr_info("%straffic from %s port %u (MTU %u, GID %pI6) to %s port %u (MTU %u, GID %pI6)\n",
+		run->prefix, ends[0].device, ends[0].port, ends[0].mtu,
+		ends[0].address.gid.raw, ends[1].device, ends[1].port,
+		ends[1].mtu, ends[1].address.gid.raw);
+	results_begin(run->results, ends);
+	return 0;
+}
+
+/* Counts and keeps a failure; the text belongs to the results then. */
+static int run_fail(struct run *run, const char *title, const char *test,
+		    u32 size, char *text, struct failure *failure)
+{
+	struct line line = {
+		.test = test,
+		.size = size,
+		.messages = run->settings->messages,
+		.outcome = OUTCOME_BAD,
+		.error = text,
+	};
+
+	run->failures++;
+	if (!text)
+		return failed_call(failure, "allocating memory", -ENOMEM);
+
+	if (!run->first)
+		run->first = kasprintf(GFP_KERNEL, "%s: %s", title, text);
+	results_add(run->results, &line);
+	return run_reconnect(run, failure);
+}
+
+/* A number of thousandths, of which three digits are shown. */
+#define THOUSANDTHS_SIZE	24
+
+static const char *thousandths(char *text, u64 number)
+{
+	if (number < 1000)
+		snprintf(text, THOUSANDTHS_SIZE, "0.%03llu", number);
+	else if (number < 10000)
+		snprintf(text, THOUSANDTHS_SIZE, "%llu.%02llu", number / 1000,
+			 number / 10 % 100);
+	else if (number < 100000)
+		snprintf(text, THOUSANDTHS_SIZE, "%llu.%llu", number / 1000,
+			 number / 100 % 10);
+	else
+		snprintf(text, THOUSANDTHS_SIZE, "%llu", number / 1000);
+	return text;
+}
+
+static u64 rate(u64 count, u64 scale, u64 elapsed)
+{
+	u64 scaled;
+
+	if (!check_mul_overflow(count, scale, &scaled))
+		return elapsed ? scaled / elapsed : 0;
+	return elapsed / scale ? count / (elapsed / scale) : 0;
+}
+
+#define TENTHS(ns)	(ns) / 1000, (ns) / 100 % 10
+
+static void say_figures(const struct run *run, const char *title, u32 messages,
+			u32 size, u64 elapsed, const struct summary *latencies)
+{
+	u64 p50 = summary_percentile(latencies, 500);
+	u64 p99 = summary_percentile(latencies, 990);
+	u64 p999 = summary_percentile(latencies, 999);
+	char kops[THOUSANDTHS_SIZE], mbytes[THOUSANDTHS_SIZE];
+
+	pr_info("%s%s: %u ok, latency min/p50/p99/p99.9/max %llu.%llu/%llu.%llu/%llu.%llu/%llu.%llu/%llu.%llu us, %s kops/s, %s MB/s\n",
+		run->prefix, title, messages, TENTHS(latencies->min),
+		TENTHS(p50), TENTHS(p99), TENTHS(p999), TENTHS(latencies->max),
+		thousandths(kops, rate(messages, 1000000000, elapsed)),
+		thousandths(mbytes, rate((u64)messages * size, 1000000,
+					 elapsed)));
+}
+
+/* Runs a test and says how it went; then there is a pair for the next one. */
+static int try_test(struct run *run, const struct request *request, u32 size,
+		    struct failure *failure)
+{
+	struct line line = {
+		.test = request->name,
+		.size = size,
+		.messages = run->settings->messages,
+		.outcome = OUTCOME_GOOD,
+	};
+	char title[64];
+	char *text;
+	int ret;
+
+	snprintf(title, sizeof(title), "%s %uB depth %u", request->name, size,
+		 run->settings->depth);
+	run->tests++;
+
+	ret = run_test(run, request, size, line.messages, &line.elapsed,
+		       &line.latencies, failure);
+	if (!ret) {
+		say_figures(run, title, line.messages, size, line.elapsed,
+			    &line.latencies);
+		results_add(run->results, &line);
+		return 0;
+	}
+
+	if (failure->kind == FAILURE_STOPPED)
+		return ret;
+
+	text = failure_text(failure);
+	pr_err("%s%s: failed, %s\n", run->prefix, title, text);
+	return run_fail(run, title, request->name, size, text, failure);
+}
+
+/*
+ * Reads with a key that opens nothing, and then once more; returns how many
+ * requests were flushed.
+ */
+static int wrong_key(struct run *run, u32 *flushed, struct failure *failure)
+{
+	const struct request *request = read_request;
+	const struct endpoint *ep = &run->requester;
+	enum ib_wc_status expected = IB_WC_REM_ACCESS_ERR;
+	unsigned int round;
+	u32 i;
+	int ret;
+
+	*flushed = 0;
+	ret = run_open(run, failure);
+	if (ret)
+		return ret;
+
+	prepare(run, request, run_depth(run), WORD);
+	endpoint_falsify_first_key(&run->requester);
+
+	for (round = 0; round < 2; round++) {
+		ret = endpoint_post(&run->requester, failure);
+		if (ret)
+			return ret;
+
+		ret = run_wait(run, pair_has_no_sends, failure);
+		if (ret < 0)
+			return ret;
+		if (!ret)
+			return diagnose(run, request->name, 0, failure);
+
+		for (i = 0; i < ep->messages; i++) {
+			const struct entry *entry = &ep->send_entries[i];
+
+			if (entry->status != expected)
+				return bad_completion(run, entry,
+						      request->name, i,
+						      failure);
+			if (expected == IB_WC_WR_FLUSH_ERR)
+				(*flushed)++;
+			expected = IB_WC_WR_FLUSH_ERR;
+		}
+
+		/* A device may say so later than it completes the request. */
+		ret = run_wait(run, pair_is_in_error, failure);
+		if (ret < 0)
+			return ret;
+		if (!ret) {
+			failure->kind = FAILURE_STATE;
+			failure->qp_state = endpoint_state(ep);
+			return -EIO;
+		}
+	}
+
+	return 0;
+}
+
+/*
+ * Causes an error on purpose, and looks whether it is what it has to be and
+ * whether a new connection works.
+ */
+static int cause_error(struct run *run, struct failure *failure)
+{
+	static const char title[] = "READ with a wrong key";
+	struct line line = {
+		.test = "wrong_key",
+		.size = WORD,
+		.messages = run_depth(run),
+		.outcome = OUTCOME_FLUSHED,
+	};
+	struct summary latencies;
+	const char *what = "failed";
+	u32 flushed;
+	u64 elapsed;
+	char *text;
+	int ret;
+
+	run->tests++;
+
+	ret = wrong_key(run, &flushed, failure);
+	if (!ret) {
+		ret = run_reconnect(run, failure);
+		if (ret)
+			return ret;
+
+		ret = run_test(run, send_request, WORD, run_depth(run),
+			       &elapsed, &latencies, failure);
+		if (!ret) {
+			kvfree(latencies.buckets);
+			pr_info("%s%s: %s, %u flushed, queue pair in %s; recovered by a new one\n",
+				run->prefix, title,
+				status_names[IB_WC_REM_ACCESS_ERR], flushed,
+				qp_state_name(IB_QPS_ERR));
+			line.flushed = flushed;
+			results_add(run->results, &line);
+			return 0;
+		}
+		what = "not recovered";
+	}
+
+	if (failure->kind == FAILURE_STOPPED)
+		return ret;
+
+	text = failure_text(failure);
+	pr_err("%s%s: %s, %s\n", run->prefix, title, what, text);
+	return run_fail(run, title, line.test, WORD, text, failure);
+}
+
+static bool has_atomics(const struct ib_device *device)
+{
+	return device->attrs.atomic_cap != IB_ATOMIC_NONE;
+}
+
+static int run_sizes(struct run *run, const struct request *request,
+		     struct failure *failure)
+{
+	const struct settings *settings = run->settings;
+	bool is_first = true;
+	u32 former = 0;
+	unsigned int i;
+	u32 size;
+	int ret;
+
+	for (i = 0; i < settings->n_sizes; i++) {
+		size = min(settings->sizes[i], run->limit);
+
+		/* Several may be more than the device can have. */
+		if (settings->is_bounded && !is_first && former == size)
+			continue;
+
+		is_first = false;
+		former = size;
+		ret = try_test(run, request, size, failure);
+		if (ret)
+			return ret;
+	}
+
+	return 0;
+}
+
+/* Runs all tests; a test that fails is counted, and it goes on. */
+int run_all(struct run *run, struct failure *failure)
+{
+	const struct request *request;
+	int ret;
+
+	ret = run_ports(run, failure);
+	if (!ret)
+		ret = run_find_limit(run, failure);
+	if (!ret)
+		ret = run_connect(run, failure);
+	if (!ret)
+		ret = run_announce(run, failure);
+	if (ret)
+		return ret;
+
+	for (request = requests; request < requests + REQUESTS; request++) {
+		if (!request->is_atomic)
+			ret = run_sizes(run, request, failure);
+		else if (has_atomics(run->here) && has_atomics(run->there))
+			ret = try_test(run, request, WORD, failure);
+		if (ret)
+			return ret;
+	}
+
+	if (run->settings->errors) {
+		ret = cause_error(run, failure);
+		if (ret)
+			return ret;
+	}
+
+	return run_close(run, failure);
+}

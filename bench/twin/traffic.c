@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Traffic between two queue pairs, with every byte checked and every completion
+ * timed.
+ */
+
+#include "krdma_smoke_c.h"
+
+#include <linux/debugfs.h>
+#include <linux/delay.h>
+#include <linux/slab.h>
+
+static bool traffic_is_stopped(const struct traffic *traffic)
+{
+	return is_raised(&traffic->stop) || is_raised(traffic->module_stop);
+}
+
+/* Returns the peer as soon as it is there, or NULL if told to stop before. */
+static struct ib_device *wait_for_peer(struct traffic *traffic,
+				       struct stop **stop)
+{
+	struct ib_device *device;
+	bool is_said = false;
+
+	while (!traffic_is_stopped(traffic)) {
+		device = peer_current(traffic->peer, stop);
+		if (device)
+			return device;
+
+		/* One that was there at first may only be the next. */
+		fsleep(PAUSE_MS * USEC_PER_MSEC);
+
+		if (!is_said && !peer_is_there(traffic->peer)) {
+			pr_notice("%sno RDMA device is named %s, traffic waits for it\n",
+				  traffic->prefix, traffic->peer->shown);
+			is_said = true;
+		}
+	}
+
+	return NULL;
+}
+
+static bool is_iwarp(const struct ib_device *device)
+{
+	return device->node_type == RDMA_NODE_RNIC;
+}
+
+/* Runs everything between two devices, which may be the same. */
+static enum state traffic_between(struct traffic *traffic,
+				  struct ib_device *there,
+				  const bool *peer_stop, char **reason)
+{
+	struct failure failure = {};
+	enum state state;
+	struct run *run;
+	int ret;
+
+	if (is_iwarp(traffic->device) || is_iwarp(there)) {
+		*reason = kstrdup("iWARP needs the connection manager",
+				  GFP_KERNEL);
+		return STATE_SKIPPED;
+	}
+
+	run = kzalloc(sizeof(*run), GFP_KERNEL);
+	if (!run) {
+		failed_call(&failure, "allocating memory", -ENOMEM);
+		*reason = failure_text(&failure);
+		return STATE_FAILED;
+	}
+
+	run->settings = traffic->settings;
+	run->prefix = traffic->prefix;
+	run->names[0] = traffic->name;
+	run->names[1] = traffic->peer ? traffic->peer->shown : traffic->name;
+	run->results = &traffic->results;
+	run->histogram = &traffic->histogram;
+	run->here = traffic->device;
+	run->there = there;
+	run->stops[0] = &traffic->stop;
+	run->stops[1] = peer_stop;
+	run->stops[2] = traffic->module_stop;
+
+	ret = run_all(run, &failure);
+	run_destroy(run);
+
+	if (ret && failure.kind == FAILURE_STOPPED) {
+		state = STATE_STOPPED;
+	} else if (ret) {
+		state = STATE_FAILED;
+		*reason = failure_text(&failure);
+	} else if (!run->failures) {
+		state = STATE_SUCCESS;
+	} else {
+		state = STATE_FAILED;
+		*reason = kasprintf(GFP_KERNEL, "%u of %u tests, first %s",
+				    run->failures, run->tests,
+				    run->first ?: "see above");
+	}
+
+	kfree(run->first);
+	kfree(run);
+	return state;
+}
+
+static void traffic_work(struct work_struct *work)
+{
+	struct traffic *traffic = container_of(work, struct traffic, work);
+	const char *prefix = traffic->prefix;
+	enum state state = STATE_STOPPED;
+	struct ib_device *there;
+	char *reason = NULL;
+	struct stop *stop;
+
+	if (!traffic->peer) {
+		state = traffic_between(traffic, traffic->device,
+					&traffic->stop, &reason);
+	} else {
+		there = wait_for_peer(traffic, &stop);
+		if (there) {
+			state = traffic_between(traffic, there, &stop->raised,
+						&reason);
+			ib_device_put(there);
+			stop_put(stop);
+		}
+	}
+
+	/* First the results: whoever waits for the line looks at them next. */
+	results_end(&traffic->results, state, reason);
+
+	if (state == STATE_FAILED && reason)
+		pr_err("%straffic smoke failed: %s\n", prefix, reason);
+	else if (state == STATE_SKIPPED && reason)
+		pr_info("%straffic smoke skipped: %s\n", prefix, reason);
+	else
+		pr_info("%straffic smoke %s\n", prefix, state_name(state));
+}
+
+static void traffic_free(struct traffic *traffic)
+{
+	if (traffic->results.lines)
+		results_destroy(&traffic->results);
+	histogram_destroy(&traffic->histogram);
+	kfree(traffic->name);
+	kfree(traffic->prefix);
+	kfree(traffic);
+}
+
+struct traffic *traffic_start(const struct settings *settings,
+			      struct ib_device *device, const char *name,
+			      bool is_prefixed, struct peer *peer,
+			      const bool *module_stop,
+			      struct dentry *directory)
+{
+	struct traffic *traffic;
+
+	traffic = kzalloc(sizeof(*traffic), GFP_KERNEL);
+	if (!traffic)
+		return ERR_PTR(-ENOMEM);
+
+	INIT_WORK(&traffic->work, traffic_work);
+	traffic->device = device;
+	traffic->settings = settings;
+	traffic->peer = peer;
+	traffic->module_stop = module_stop;
+	traffic->directory = directory;
+
+	/* Lines of several devices would be taken for one another's. */
+	traffic->name = kasprintf(GFP_KERNEL, NAME_FMT, NAME_ARGS(name));
+	if (!traffic->name)
+		goto err;
+	traffic->prefix = is_prefixed ?
+		kasprintf(GFP_KERNEL, "%s: ", traffic->name) :
+		kstrdup("", GFP_KERNEL);
+	if (!traffic->prefix || results_init(&traffic->results, settings) ||
+	    histogram_init(&traffic->histogram))
+		goto err;
+
+	traffic->file.results = &traffic->results;
+	if (results_file_create(&traffic->file, directory, name))
+		goto err;
+
+	/* Until the work is done, which traffic_stop() waits for. */
+	queue_work(system_dfl_wq, &traffic->work);
+	return traffic;
+
+err:
+	traffic_free(traffic);
+	return ERR_PTR(-ENOMEM);
+}
+
+void traffic_stop(struct traffic *traffic)
+{
+	raise(&traffic->stop);
+	cancel_work_sync(&traffic->work);
+	results_file_remove(&traffic->file);
+	traffic_free(traffic);
+}
+
+/* Not under the former name, which another device may have next. */
+void traffic_rename(struct traffic *traffic, const char *name)
+{
+	results_file_remove(&traffic->file);
+	if (results_file_create(&traffic->file, traffic->directory, name))
+		pr_err("no memory to show the results of " NAME_FMT "\n",
+		       NAME_ARGS(name));
+}
