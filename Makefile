@@ -65,6 +65,10 @@ lab:
 matrix:
 	@$(SCRIPT)/matrix.py
 
+.PHONY: bench
+bench:
+	@$(SCRIPT)/bench.py
+
 .PHONY: check
 check:
 	@$(SCRIPT)/venv.py scripts/check.py
@@ -88,6 +92,7 @@ help:
 	@echo '  matrix           smoke on every kind of kernel (ROWS="sid arm64": on some)'
 	@echo '  test             run every scenario, each in a virtual machine of its own'
 	@echo '  lab              the same on kernels that look for errors, and what takes long'
+	@echo '  bench            compare it with C: instructions, size, stack'
 	@echo '  check            formatting and lints, of Rust, shell and Python'
 	@echo '  update           look for newer kernels in Debian'
 	@echo '  rust-analyzer    write rust-project.json for an editor'
@@ -108,7 +113,7 @@ help:
 	@echo '  IB_CORE=FILE     the ib_core.ko that it is to run with (what modprobe would load)'
 	@echo '  PARAMETERS="..." what else to load it with, such as traffic=1000 (modinfo -p lists them)'
 	@echo '  KEY=FILE         private key to sign with, or a PKCS#11 URI; CERT=FILE: its certificate'
-	@echo '  KERNEL=VERSION   Debian kernel for smoke and test (the newest with Rust)'
+	@echo '  KERNEL=VERSION   Debian kernel for smoke, test and bench (the newest with Rust)'
 	@echo '  ACCEL=kvm        hardware virtualisation for smoke (tcg, software emulation)'
 	@echo '  MIRROR=URL       Debian mirror (that of this machine, else the default)'
 	@echo '  TESTS="ARGS"     arguments for pytest, such as "-k rename"'

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -83,10 +83,13 @@ class Vm:
         processors: int = 2,
         memory: str = "512M",
         firmware: Firmware | None = None,
+        options: Sequence[str] = (),
+        directories: Sequence[Path] = (),
     ) -> None:
         """Prepare a guest with `files` (name there: file here); `log` takes its kernel log.
 
-        `firmware` is what it starts with in place of QEMU's BIOS.
+        `firmware` is what it starts with in place of QEMU's BIOS. `options` are more of QEMU's,
+        which may write to the `directories`.
         """
         self._root = root
         self._arch = root.recipe.arch
@@ -97,6 +100,8 @@ class Vm:
         self._processors = processors
         self._memory = memory
         self._firmware = firmware
+        self._options = options
+        self._directories = directories
         self._lines: list[str] = []
         self._partial = b""
         self._answer = b""
@@ -236,8 +241,9 @@ class Vm:
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
             *("-chardev", f"socket,id=control,fd={guest.fileno()}"),
             *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control"),
+            *self._options,
         ]
-        readable, writable = [self._directory, self._kernel.path], []
+        readable, writable = [self._directory, self._kernel.path], [*self._directories]
         if self._firmware:
             variables = self._directory / "variables.fd"
             variables.write_bytes(self._firmware.variables)

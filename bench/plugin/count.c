@@ -6,9 +6,9 @@
  *     -plugin count.so,ranges=FILE,out=FILE
  *
  * The file of ranges has lines of two hexadecimal numbers, START and END. It is
- * read when the guest says so (guest/mark.h). What was counted so far is written
- * down when the guest says so, too, as lines of address and count behind a line
- * `dump NUMBER`.
+ * read when the guest says so (guest/mark.h). What was counted since the last time
+ * is written down when the guest says so, too, as lines of address and count
+ * behind a line `dump NUMBER`.
  *
  * What was translated before it was in a range is not counted. An instruction
  * with a REP prefix is counted anew for each of its rounds. Whoever reads the
@@ -87,6 +87,7 @@ static size_t n_ranges;
 
 /* A hash table of addresses; the counter of each is in the same place. */
 static uint64_t addresses[SLOTS];
+static uint64_t written[SLOTS];
 static struct qemu_plugin_scoreboard *scoreboard;
 
 static void fail(const char *what)
@@ -161,9 +162,11 @@ static void dump(unsigned int cpu, void *data)
 		if (!addresses[slot])
 			continue;
 		count = qemu_plugin_u64_sum(counter_of(slot));
-		if (count)
-			fprintf(file, "%" PRIx64 " %" PRIu64 "\n",
-				addresses[slot], count);
+		if (count == written[slot])
+			continue;
+		fprintf(file, "%" PRIx64 " %" PRIu64 "\n", addresses[slot],
+			count - written[slot]);
+		written[slot] = count;
 	}
 	if (fclose(file))
 		fail(out_path);

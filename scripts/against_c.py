@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Compares the module with its twin in C: instructions, size and stack."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import module
+import twin
+from buildroot import BuildRoot
+from count import CLOSE, OPEN, USER, CountingVm, Dump, Loaded
+from figures import Figure, Part
+from kernel import Kernel
+from objects import Object
+from report import Failure, Step, step
+
+# Messages of each test, twice: what they differ by is what the messages take.
+_FEW = 1024
+_MANY = 5120
+
+_DEPTHS = (1, 16)
+
+# What goes through each window, in the order of the tests; the others are not compared.
+_TESTS = (
+    *("send_recv", "send_with_imm", "rdma_write", "rdma_write_with_imm", "rdma_read"),
+    *("compare_swap", "fetch_add"),
+)
+_MESSAGES = {"SEND": "send_recv", "WRITE": "rdma_write", "READ": "rdma_read"}
+
+# How often a device comes and goes: each time the same has to be counted.
+_ROUNDS = 3
+
+_STACK_MAX = 1024
+
+_NOTES = (
+    "Instructions are those of the client's own code, and for Rust also those of the kernel's Rust"
+    " code and of the helpers (`rust_helper_*`) by which it reaches what is inline in C. Driver,"
+    " `ib_core` and the kernel's C functions (`memset`, `kmalloc`, `_printk`) count on neither"
+    " side. A string instruction with a REP prefix counts as one.",
+    "They are counted one by one, by a plugin of QEMU's emulation, under `-icount` with one"
+    " processor, on a provider that completes at once (`bench/provider`), so nothing is waited"
+    " for.",
+    "A device is taken from the call of `add` to its return, and given back from the call of"
+    " `remove` to its return. In the rows with a bar both modules are built without their log"
+    " lines, so that nothing is logged in the window. In the rows `with log lines` they are as they"
+    " are shipped, and what makes text of values, within `_printk`, is not counted; what prepares"
+    " the call is.",
+    f"A message is of 8 bytes: filling it in, posting it, its completion, and checking it, by"
+    f" `poll=direct`. It is the difference between {_MANY} and {_FEW} messages, divided by"
+    f" {_MANY - _FEW}. SEND has its receive, and WRITE the read behind each batch.",
+    "The loadable size is that of all sections that are allocated, without types (BTF).",
+    "The stack is that of the deepest chain of the module's own functions from one whose address is"
+    " taken, by the disassembly; what the kernel's functions in between take is not in it.",
+)
+
+
+class _Windows:
+    """What was counted of one module."""
+
+    def __init__(self) -> None:
+        self.taken: list[Counter[str]] = []
+        self.removed: list[Counter[str]] = []
+        self.messages: dict[tuple[str, int], Counter[str]] = {}
+
+
+def _check(dumps: Sequence[Dump], marks: Sequence[int]) -> None:
+    found = [dump.mark for dump in dumps]
+    if found != list(marks):
+        raise Failure(f"the guest marked {found}, and not {list(marks)}")
+
+
+def _load(vm: CountingVm, it: Object, *parameters: str) -> Loaded:
+    """Load a module, which waits for the device."""
+    name = it.ko.stem
+    result = vm.run(f"insmod /{it.ko.parent.name}.ko rdma_dev_name=null0 {' '.join(parameters)}")
+    if result.status != 0:
+        raise Failure(f"the guest does not load {name}: {result.output.strip()}")
+    return vm.loaded(it)
+
+
+def _run(vm: CountingVm, script: str) -> None:
+    result = vm.run(f"set -e; {script}")
+    if result.status != 0:
+        raise Failure(f"the guest fails: {result.output.strip()} ({script})")
+
+
+def _devices(vm: CountingVm, it: Object) -> tuple[list[Counter[str]], list[Counter[str]]]:
+    """Count what a module does when a device comes, and when it goes."""
+    taken, removed = [], []
+    loaded = _load(vm, it)
+    for _ in range(_ROUNDS):
+        vm.take_dumps()
+        _run(
+            vm,
+            f"/mark; insmod /{twin.PROVIDER}.ko; /mark; rmmod {twin.PROVIDER}; /mark",
+        )
+        dumps = vm.take_dumps()
+        _check(dumps, [USER] * 3)
+        taken.append(loaded.by_function(dumps[1:2]))
+        removed.append(loaded.by_function(dumps[2:3]))
+    _run(vm, f"rmmod {it.ko.stem}")
+    return taken, removed
+
+
+def _traffic(vm: CountingVm, it: Object, depth: int, messages: int) -> dict[str, Counter[str]]:
+    """Count what a module does in each test."""
+    loaded = _load(vm, it, f"traffic={messages}", "sizes=8", f"depth={depth}")
+    vm.take_dumps()
+    _run(
+        vm,
+        f"dmesg -c >/dev/null; insmod /{twin.PROVIDER}.ko\n"
+        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done\n"
+        "dmesg | grep -q 'traffic smoke success'",
+    )
+    dumps = vm.take_dumps()
+    _run(vm, f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
+    _check(dumps, [OPEN, CLOSE] * len(_TESTS))
+    return {
+        test: loaded.by_function([dump]) for test, dump in zip(_TESTS, dumps[1::2], strict=True)
+    }
+
+
+def _count(vm: CountingVm, shipped: Object, quiet: Object, progress: Step) -> dict[str, _Windows]:
+    found: dict[str, _Windows] = {}
+    for name, it in (("quiet", quiet), ("shipped", shipped)):
+        windows = found[name] = _Windows()
+        windows.taken, windows.removed = _devices(vm, it)
+        progress.beat(lambda it=it: f"{it.ko.name}: devices")  # type: ignore[misc]
+    for depth in _DEPTHS:
+        few = _traffic(vm, shipped, depth, _FEW)
+        many = _traffic(vm, shipped, depth, _MANY)
+        progress.beat(lambda depth=depth: f"{shipped.ko.name}: depth {depth}")  # type: ignore[misc]
+        for test in _TESTS:
+            difference = Counter(many[test])
+            difference.subtract(few[test])
+            found["shipped"].messages[test, depth] = difference
+    return found
+
+
+def _same(counters: Sequence[Counter[str]]) -> int:
+    """Return what was counted, each time the same but for the first, when it may be more."""
+    totals = [counter.total() for counter in counters[1:]]
+    if len(set(totals)) != 1:
+        raise Failure(f"what was counted differs each time: {totals}")
+    return totals[0]
+
+
+def _per_message(counter: Counter[str]) -> float:
+    return round(counter.total() / (_MANY - _FEW), 2)
+
+
+def _sizes(it: Object) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for section in it.loadable:
+        sizes[section.name] += section.size
+    return dict(sizes.most_common())
+
+
+def _functions(counter: Counter[str], divisor: int = 1) -> dict[str, float]:
+    return {name: round(n / divisor, 2) for name, n in counter.most_common() if n}
+
+
+def compare(root: BuildRoot, chosen: Kernel) -> Part:
+    """Build both modules, count, and compare."""
+    with step("Building the module, its twin in C, both without log lines, and the provider"):
+        rust = module.build(root, chosen).ko
+        c = twin.build(root, chosen).ko
+        quiet_rust = twin.build_quiet(root, chosen).ko
+        quiet_c = twin.build(root, chosen, quiet=True).ko
+        provider = twin.build_provider(root, chosen).ko
+    modules = {
+        "rust": (Object(root, rust), Object(root, quiet_rust)),
+        "c": (Object(root, c), Object(root, quiet_c)),
+    }
+    files = {f"{ko.parent.name}.ko": ko for ko in (rust, c, quiet_rust, quiet_c)}
+    counted: dict[str, dict[str, _Windows]] = {}
+    with (
+        step("Counting instructions in QEMU") as progress,
+        CountingVm(root, chosen, {**files, f"{twin.PROVIDER}.ko": provider}) as vm,
+    ):
+        _run(vm, "modprobe ib_core")
+        vm.start_counting()
+        for name, (shipped, quiet) in modules.items():
+            counted[name] = _count(vm, shipped, quiet, progress)
+    with step("Reading the objects"):
+        chains = {
+            name: shipped.deepest_chain(shipped.callbacks())
+            for name, (shipped, _) in modules.items()
+        }
+        sizes = {name: _sizes(shipped) for name, (shipped, _) in modules.items()}
+    return _part(counted, sizes, chains)
+
+
+def _part(
+    counted: dict[str, dict[str, _Windows]],
+    sizes: dict[str, dict[str, int]],
+    chains: dict[str, Any],
+) -> Part:
+    rust, c = counted["rust"], counted["c"]
+    figures = []
+    for build, suffix, bar in (("quiet", "", 1.0), ("shipped", " with log lines", None)):
+        for what in ("taken", "removed"):
+            figures.append(
+                Figure(
+                    f"a device {what}{suffix}",
+                    "instructions",
+                    _same(getattr(rust[build], what)),
+                    _same(getattr(c[build], what)),
+                    bar,
+                )
+            )
+    figures += [
+        Figure(
+            f"{kind} at depth {depth}",
+            "instructions per message",
+            _per_message(rust["shipped"].messages[test, depth]),
+            _per_message(c["shipped"].messages[test, depth]),
+            1.0,
+        )
+        for depth in _DEPTHS
+        for kind, test in _MESSAGES.items()
+    ]
+    total = {name: sum(it.values()) for name, it in sizes.items()}
+    figures += [
+        Figure("loadable size", "bytes", total["rust"], total["c"], 1.25),
+        Figure(
+            "deepest stack",
+            "bytes",
+            chains["rust"].bytes,
+            chains["c"].bytes,
+            value_max=_STACK_MAX,
+        ),
+    ]
+    details = {
+        name: {
+            "sections": sizes[name],
+            "stack": list(chains[name].functions),
+            "functions": {
+                **{
+                    f"{what}, {build}": _functions(getattr(windows[build], what)[-1])
+                    for build in ("quiet", "shipped")
+                    for what in ("taken", "removed")
+                },
+                **{
+                    f"{test}, depth {depth}": _functions(counter, _MANY - _FEW)
+                    for (test, depth), counter in windows["shipped"].messages.items()
+                },
+            },
+        }
+        for name, windows in counted.items()
+    }
+    return Part("Against C", figures, _NOTES, details)
