@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import module
 import twin
@@ -13,7 +13,7 @@ from buildroot import BuildRoot
 from count import CLOSE, OPEN, USER, CountingVm, Dump, Loaded
 from figures import Figure, Part
 from kernel import Kernel
-from objects import Object
+from objects import Chain, Object
 from report import Failure, Step, step
 
 # Messages of each test, twice: what they differ by is what the messages take.
@@ -34,6 +34,11 @@ _ROUNDS = 3
 
 _STACK_MAX = 1024
 
+# The functions that ib_core calls, in Rust and in C.
+_IB_CORE = re.compile(
+    r"_callback|5Entry4done|krdma_smoke_(add|remove|rename)$|entry_done$|smoke_(completion|\w+_event)$"
+)
+
 _NOTES = (
     "Instructions are those of the client's own code, and for Rust also those of the kernel's Rust"
     " code and of the helpers (`rust_helper_*`) by which it reaches what is inline in C. Driver,"
@@ -51,8 +56,9 @@ _NOTES = (
     f" `poll=direct`. It is the difference between {_MANY} and {_FEW} messages, divided by"
     f" {_MANY - _FEW}. SEND has its receive, and WRITE the read behind each batch.",
     "The loadable size is that of all sections that are allocated, without types (BTF).",
-    "The stack is that of the deepest chain of the module's own functions from one whose address is"
-    " taken, by the disassembly; what the kernel's functions in between take is not in it.",
+    "The stack is that of the deepest chain of the module's own functions, by the disassembly:"
+    " pushes, what is subtracted from the stack pointer, and return addresses. What the kernel's"
+    " functions in between take is not in it.",
 )
 
 
@@ -140,8 +146,8 @@ def _count(vm: CountingVm, shipped: Object, quiet: Object, progress: Step) -> di
 
 
 def _same(counters: Sequence[Counter[str]]) -> int:
-    """Return what was counted, each time the same but for the first, when it may be more."""
-    totals = [counter.total() for counter in counters[1:]]
+    """Return what was counted, each time the same."""
+    totals = [counter.total() for counter in counters]
     if len(set(totals)) != 1:
         raise Failure(f"what was counted differs each time: {totals}")
     return totals[0]
@@ -158,6 +164,16 @@ def _sizes(it: Object) -> dict[str, int]:
     return dict(sizes.most_common())
 
 
+def _stacks(it: Object) -> dict[str, Chain]:
+    """Return the deepest chains of calls, by what is deepest in which sense."""
+    called = it.callbacks()
+    return {
+        "deepest stack of what `ib_core` calls": it.deepest_chain(filter(_IB_CORE.search, called)),
+        "deepest stack of what anybody calls": it.deepest_chain(called),
+        "largest frame": it.largest_frame(),
+    }
+
+
 def _functions(counter: Counter[str], divisor: int = 1) -> dict[str, float]:
     return {name: round(n / divisor, 2) for name, n in counter.most_common() if n}
 
@@ -167,8 +183,7 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
     with step("Building the module, its twin in C, both without log lines, and the provider"):
         rust = module.build(root, chosen).ko
         c = twin.build(root, chosen).ko
-        quiet_rust = twin.build_quiet(root, chosen).ko
-        quiet_c = twin.build(root, chosen, quiet=True).ko
+        quiet_rust, quiet_c = (built.ko for built in twin.build_quiet(root, chosen))
         provider = twin.build_provider(root, chosen).ko
     modules = {
         "rust": (Object(root, rust), Object(root, quiet_rust)),
@@ -185,10 +200,7 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
         for name, (shipped, quiet) in modules.items():
             counted[name] = _count(vm, shipped, quiet, progress)
     with step("Reading the objects"):
-        chains = {
-            name: shipped.deepest_chain(shipped.callbacks())
-            for name, (shipped, _) in modules.items()
-        }
+        chains = {name: _stacks(shipped) for name, (shipped, _) in modules.items()}
         sizes = {name: _sizes(shipped) for name, (shipped, _) in modules.items()}
     return _part(counted, sizes, chains)
 
@@ -196,7 +208,7 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
 def _part(
     counted: dict[str, dict[str, _Windows]],
     sizes: dict[str, dict[str, int]],
-    chains: dict[str, Any],
+    chains: dict[str, dict[str, Chain]],
 ) -> Part:
     rust, c = counted["rust"], counted["c"]
     figures = []
@@ -225,18 +237,15 @@ def _part(
     total = {name: sum(it.values()) for name, it in sizes.items()}
     figures += [
         Figure("loadable size", "bytes", total["rust"], total["c"], 1.25),
-        Figure(
-            "deepest stack",
-            "bytes",
-            chains["rust"].bytes,
-            chains["c"].bytes,
-            value_max=_STACK_MAX,
+        *(
+            Figure(what, "bytes", chain.bytes, chains["c"][what].bytes, value_max=_STACK_MAX)
+            for what, chain in chains["rust"].items()
         ),
     ]
     details = {
         name: {
             "sections": sizes[name],
-            "stack": list(chains[name].functions),
+            "stack": {what: list(chain.functions) for what, chain in chains[name].items()},
             "functions": {
                 **{
                     f"{what}, {build}": _functions(getattr(windows[build], what)[-1])

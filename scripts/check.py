@@ -10,8 +10,10 @@ import os
 import subprocess
 import sys
 
+import cache
 import kernel
 import module
+import twin
 from module import PROJECT
 from report import Failure, main, step
 
@@ -65,6 +67,15 @@ def _check() -> int:
         if built.warned:
             progress.say(built.messages)
             wrong.append("clippy or W=1")
+    with step("the warnings of W=1 in the modules in C") as progress:
+        builders = (("twin-check", twin.build), ("provider-check", twin.build_provider))
+        for variant, build in builders:
+            # As above, for each of the objects.
+            cache.remove(PROJECT / "build" / f"{chosen.release}-{variant}")
+            built = build(root, chosen, "W=1", variant=variant)
+            if built.warned:
+                progress.say(built.messages)
+                wrong.append(variant)
     with step("no panic path in the object"):
         ko = module.build(root, chosen).ko
         panics = module.panics(module.undefined(root, ko))

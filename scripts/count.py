@@ -105,24 +105,30 @@ class Loaded:
 class CountingVm(Vm):
     """A guest whose instructions are counted; `files` are beside the program that marks."""
 
-    def __init__(self, root: BuildRoot, kernel: Kernel, files: Mapping[str, Path]) -> None:
-        """Prepare a guest."""
-        DIRECTORY.mkdir(parents=True, exist_ok=True)
-        self._ranges = DIRECTORY / "ranges"
-        self._out = DIRECTORY / "dumps"
-        self._plugin = twin.build_plugin(root)
+    def __init__(
+        self,
+        root: BuildRoot,
+        kernel: Kernel,
+        files: Mapping[str, Path],
+        directory: Path = DIRECTORY,
+    ) -> None:
+        """Prepare a guest; the plugin reads and writes in the directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._ranges = directory / "ranges"
+        self._out = directory / "dumps"
         self.rust: list[Code] = []
+        plugin = twin.build_plugin(root)
         super().__init__(
             root,
             kernel,
             {**files, "mark": twin.build_mark(root)},
-            log=DIRECTORY / "count.log",
+            log=directory / "count.log",
             processors=1,
             options=[
                 *("-icount", "shift=0"),
-                *("-plugin", f"{self._plugin},ranges={self._ranges},out={self._out}"),
+                *("-plugin", f"{plugin},ranges={self._ranges},out={self._out}"),
             ],
-            directories=[DIRECTORY],
+            directories=[directory, plugin.parent],
         )
 
     def start_counting(self) -> None:
@@ -157,4 +163,6 @@ class CountingVm(Vm):
         name = module.ko.stem
         script = f"cd /sys/module/{name}/sections && for s in .*text*; do echo $s $(cat $s); done"
         pairs = (line.split() for line in self.run(script).output.splitlines())
-        return Loaded(module, {name: int(address, 16) for name, address in pairs}, self.rust)
+        # What was for its beginning only is gone, and other code may be there by now.
+        sections = {name: int(at, 16) for name, at in pairs if not name.startswith(".init")}
+        return Loaded(module, sections, self.rust)

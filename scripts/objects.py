@@ -16,6 +16,14 @@ from report import Failure
 # What a call takes of the stack for its return address.
 _RETURN_ADDRESS = 8
 
+# What gcc calls the part of a function that is seldom executed.
+_COLD = ".cold"
+
+
+def _signed(digits: str) -> int:
+    """Return an operand of 64 bits, in hexadecimal, as the number that it stands for."""
+    return (int(digits, 16) ^ (1 << 63)) - (1 << 63)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -103,6 +111,8 @@ class Object:
         return [
             Function(name, self.sections[int(section)].name, int(start, 16), int(size, 0))
             for start, size, section, name in pattern.findall(self._output("readelf", "-sW"))
+            # The room in front of each, for the mitigations.
+            if not name.startswith("__pfx_")
         ]
 
     @functools.cached_property
@@ -126,13 +136,17 @@ class Object:
         starts = {(it.section, it.start): it.name for it in self.functions}
         found: set[str] = set()
         # Relocations of data, and of instructions that are no calls, with `section+offset`.
-        pattern = re.compile(r"^[0-9a-f]+ +[0-9a-f]+ (R_X86_64_\w+) +[0-9a-f]* *(\S+)(?: ([+-] \w+))?")
+        pattern = re.compile(
+            r"^[0-9a-f]+ +[0-9a-f]+ (R_X86_64_\w+) +[0-9a-f]* *(\S+)(?: ([+-] \w+))?"
+        )
         section = ""
         for line in self._output("readelf", "-rW").splitlines():
             if head := re.match(r"Relocation section '\.rela(\S+)'", line):
                 section = head[1]
             match = pattern.match(line)
-            if not match or section.startswith((".debug", ".orc", "__mcount", ".return", ".retpol")):
+            if not match or section.startswith(
+                (".debug", ".orc", "__mcount", ".return", ".retpol")
+            ):
                 continue
             if section.startswith((".call_sites", ".ibt_endbr", ".static_call", "__jump", ".alt")):
                 continue
@@ -143,10 +157,9 @@ class Object:
             if kind == "R_X86_64_PC32":
                 # Of an instruction: from its end, which is four bytes on.
                 offset += 4
-            if symbol in names:
-                found.add(symbol)
-            elif (symbol, offset) in starts:
-                found.add(starts[symbol, offset])
+            name = symbol if symbol in names else starts.get((symbol, offset), "")
+            if name and not name.endswith(_COLD):
+                found.add(name)
         return found
 
     def _by_function(self) -> Iterator[tuple[Function, list[Instruction]]]:
@@ -170,22 +183,22 @@ class Object:
         names = {it.name for it in self.functions}
         frames: dict[str, _Frame] = {}
         for function, instructions in self._by_function():
-            frame = frames.setdefault(function.name, _Frame())
+            # A part that is seldom executed lies elsewhere, and has the same frame.
+            own = function.name.removesuffix(_COLD)
+            frame = frames.setdefault(own, _Frame())
             size = pushed = most = 0
             for it in instructions:
                 if re.match(r"push\b", it.text):
                     pushed += 8
                 elif re.match(r"pop\b", it.text):
                     pushed -= 8
-                elif found := re.match(r"sub \$0x([0-9a-f]+),%rsp", it.text):
-                    size = max(size, int(found[1], 16))
-                elif found := re.match(r"add \$0xf+([0-9a-f]+),%rsp", it.text):
-                    size = max(size, -(int(f"ffffffff{found[1][-8:]}", 16) - (1 << 64)))
+                elif found := re.match(r"(sub|add) \$0x([0-9a-f]+),%rsp", it.text):
+                    size = max(size, _signed(found[2]) * (1 if found[1] == "sub" else -1))
                 elif re.match(r"ret|jmp .*__x86_return_thunk", it.text):
                     # What follows was not reached by here.
                     pushed = most
                 most = max(most, pushed)
-                target = self._target(it, function.name, names)
+                target = self._target(it, own, names)
                 if target and it.text.startswith("call"):
                     frame.calls.add(target)
                 elif target:
@@ -201,7 +214,8 @@ class Object:
         found = re.search(r"<([^>+]+)(\+0x[0-9a-f]+)?>", it.text)
         symbol = re.sub(r"[+-]0x[0-9a-f]+$", "", it.symbol)
         name = symbol or (found[1] if found and not found[2] else "")
-        return name if name in names and name != own else ""
+        target = name.removesuffix(_COLD)
+        return target if name in names and target != own else ""
 
     def _deepest(self, name: str, above: tuple[str, ...]) -> Chain:
         if name in above:
@@ -218,3 +232,8 @@ class Object:
     def deepest_chain(self, roots: Iterable[str]) -> Chain:
         """Return the deepest chain of own functions from any of these."""
         return max((self._deepest(name, ()) for name in roots), key=lambda chain: chain.bytes)
+
+    def largest_frame(self) -> Chain:
+        """Return the function that takes most of the stack, by itself."""
+        size, name = max((frame.size, name) for name, frame in self._frames.items())
+        return Chain(size, (name,))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -90,18 +89,27 @@ def directory(kernel: Kernel, variant: str = "twin") -> Path:
     return _directory(kernel, "twin", variant)
 
 
-def build(root: BuildRoot, kernel: Kernel, *arguments: str, quiet: bool = False) -> Built:
-    """Build the twin; `quiet` leaves its log lines out. The Rust module must have been built."""
-    path = directory(kernel, "twin-quiet" if quiet else "twin")
+def build(root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "twin") -> Built:
+    """Build the twin; `variant` keeps apart what is built with other arguments.
+
+    The Rust module must have been built: what that knows of `ib_core` is the twin's, too.
+    """
+    path = directory(kernel, variant)
     generated = (module.directory(kernel) / "ib_core_generated.rs").read_text()
     _write(path / "ib_core_generated.h", header(generated))
-    wanted = ("KRDMA_SMOKE_QUIET=1",) if quiet else ()
-    messages = module.kbuild(root, kernel, path, *wanted, *arguments, "modules")
+    messages = module.kbuild(root, kernel, path, *arguments, "modules")
     return Built(path / f"{NAME}.ko", messages)
 
 
-def build_quiet(root: BuildRoot, kernel: Kernel) -> Built:
-    """Build the Rust module without its log lines."""
+def build_quiet(root: BuildRoot, kernel: Kernel) -> tuple[Built, Built]:
+    """Build the Rust module and its twin, both without their log lines."""
+    return _build_quiet_rust(root, kernel), build(
+        root, kernel, "KRDMA_SMOKE_QUIET=1", variant="twin-quiet"
+    )
+
+
+def _build_quiet_rust(root: BuildRoot, kernel: Kernel) -> Built:
+    """Build the Rust module without its log lines, of a copy of the sources."""
     path = module.directory(kernel, "quiet")
     for source in [*PROJECT.glob("*.rs"), *PROJECT.glob("*/*.rs")]:
         text = re.sub(r"\bpr_(err|warn|notice|info)!\(", "quiet!(", source.read_text())
@@ -119,9 +127,11 @@ def build_quiet(root: BuildRoot, kernel: Kernel) -> Built:
     return Built(path / f"{module.NAME}.ko", messages)
 
 
-def build_provider(root: BuildRoot, kernel: Kernel, *arguments: str) -> Built:
-    """Build the provider that completes at once."""
-    path = _directory(kernel, "provider", "provider")
+def build_provider(
+    root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "provider"
+) -> Built:
+    """Build the provider that completes at once; as `build()`."""
+    path = _directory(kernel, "provider", variant)
     messages = module.kbuild(root, kernel, path, *arguments, "modules")
     return Built(path / f"{PROVIDER}.ko", messages)
 
@@ -129,7 +139,8 @@ def build_provider(root: BuildRoot, kernel: Kernel, *arguments: str) -> Built:
 def _compile(root: BuildRoot, source: Path, target: Path, *flags: str) -> Path:
     """Compile a program in C of one file."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2", *flags, "-o", target, source]
+    command: list[str | Path] = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2", *flags]
+    command += ["-o", target, source]
     result = subprocess.run(
         root.command(command, readable=[PROJECT], writable=[target.parent]),
         stdin=subprocess.DEVNULL,
@@ -152,9 +163,3 @@ def build_mark(root: BuildRoot) -> Path:
     """Build the guest's program that tells the plugin to write down what it has counted."""
     target = PROJECT / "build" / "bench" / "mark"
     return _compile(root, SOURCES / "guest/mark.c", target, "-static", "-nostdlib")
-
-
-def remove(kernel: Kernel) -> None:
-    """Remove what was built, so that every warning is seen again."""
-    for variant in ("twin", "twin-quiet", "quiet", "provider"):
-        shutil.rmtree(PROJECT / "build" / f"{kernel.release}-{variant}", ignore_errors=True)

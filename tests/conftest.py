@@ -135,6 +135,9 @@ def _build(systems: list[System]) -> None:
         for source in (module.PROJECT / "tests/programs").glob("*.c"):
             _build_program(root, source)
         twin.build(root, chosen)
+        twin.build_provider(root, chosen)
+        twin.build_plugin(root)
+        twin.build_mark(root)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What `make bench` is made of: counting, reading objects, and the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import twin
+from buildroot import BuildRoot
+from count import Code, CountingVm, Dump, Loaded, is_formatting
+from figures import Figure, Part
+from kernel import Kernel
+from objects import Function, Instruction, Object
+
+GENERATED = """
+crate::modinfo::modinfo!("ib_core_origin=", "in-tree", "\\0");
+crate::modinfo::modinfo!("ib_core_version=", "7.3.4", "\\0");
+pub(crate) const NAME: &str = "in-tree 7.3.4";
+pub(crate) const BUILT_IN: bool = false;
+pub(crate) const IN_TREE: bool = true;
+pub(crate) const BUILD_ID: Option<&[u8]> = Some(&[0x12, 0xab]);
+"""
+
+
+def test_header() -> None:
+    """The twin knows of ib_core what the Rust module knows."""
+    text = twin.header(GENERATED)
+    assert 'MODULE_INFO(ib_core_version, "7.3.4");' in text
+    assert '#define IB_CORE_BUILT_FOR "12ab (in-tree 7.3.4)"' in text
+    assert "#define IB_CORE_BUILD_ID { 0x12, 0xab }" in text
+    assert "#define IB_CORE_BUILT_IN 0" in text
+    assert "#define IB_CORE_IN_TREE 1" in text
+    text = twin.header(GENERATED.replace("Some(&[0x12, 0xab])", "None"))
+    assert '#define IB_CORE_BUILT_FOR "in-tree 7.3.4"' in text
+    assert "#define IB_CORE_HAS_BUILD_ID 0" in text
+
+
+def test_figures() -> None:
+    """A bar is of the ratio, or of the value; what has none neither passes nor fails."""
+    assert Figure("a", "bytes", 125, 100, ratio_max=1.25).passed is True
+    assert Figure("a", "bytes", 126, 100, ratio_max=1.25).passed is False
+    assert Figure("a", "bytes", 1024, 2000, value_max=1024).passed is True
+    assert Figure("a", "bytes", 1025, 2000, value_max=1024).passed is False
+    assert Figure("a", "bytes", 1, 2).passed is None
+    figure = Figure("size", "bytes", 1500, 1000.5, ratio_max=1.25)
+    text = Part("Title", [figure], ["a note"], {}).markdown()
+    assert "| size, bytes | 1,500 | 1,000.50 | 1.499 | ≤ 1.25 | FAIL |\n" in text
+    assert "- a note\n" in text
+
+
+class FakeObject(Object):
+    """An object file that is made up."""
+
+    def __init__(self, functions: list[Function], lines: list[str]) -> None:
+        """Take functions, and the instructions: `offset text`, a symbol behind a `;`."""
+        self.ko = Path("fake.ko")
+        self.functions = functions
+        self.instructions = []
+        for line in lines:
+            offset, _, rest = line.partition(" ")
+            text, _, symbol = rest.partition(" ;")
+            self.instructions.append(Instruction(".text", int(offset, 16), text, symbol))
+
+
+def test_stack() -> None:
+    """The deepest chain goes through calls, and through jumps that leave no frame behind."""
+    it = FakeObject(
+        [
+            Function("top", ".text", 0, 0x10),
+            Function("middle", ".text", 0x10, 0x10),
+            Function("middle.cold", ".text", 0x50, 0x10),
+            Function("tail", ".text", 0x20, 0x10),
+            Function("leaf", ".text", 0x30, 0x10),
+        ],
+        [
+            *("0 push %rbx", "1 sub $0x20,%rsp", "5 call 5 ;middle", "a pop %rbx", "b ret"),
+            *("10 add $0xffffffffffffff80,%rsp", "15 jne 50 <middle.cold>"),
+            *("18 sub $0xffffffffffffff80,%rsp", "1c jmp 20 <tail>"),
+            *("20 sub $0x8,%rsp", "22 call 30 <leaf>", "24 ret"),
+            *("30 push %rbx", "31 ret"),
+            *("50 call 5 ;leaf", "55 jmp 18 <middle+0x8>"),
+        ],
+    )
+    chain = it.deepest_chain(["leaf", "top"])
+    assert chain.functions == ("top", "middle", "leaf")
+    assert chain.bytes == (8 + 0x20 + 8) + (0x80 + 8) + (8 + 8)
+    assert it.deepest_chain(["tail"]).bytes == (8 + 8) + (8 + 8)
+    assert it.largest_frame().functions == ("middle",)
+
+
+def test_counting_by_function() -> None:
+    """A repeating instruction counts once, formatting and what belongs to others do not."""
+    it = FakeObject(
+        [
+            Function("f", ".text", 0, 0x10),
+            Function("_RNvX4core3fmt7Display3fmt", ".text", 0x10, 0x10),
+        ],
+        ["0 mov %rax,%rbx", "3 rep stos %rax,%es:(%rdi)", "6 ret", "10 ret"],
+    )
+    helper = Code(0x9000, 0x9010, "rust_helper_atomic_read")
+    loaded = Loaded(it, {".text": 0x1000}, [helper])
+    counts = {0x1000: 2, 0x1003: 64, 0x1006: 2, 0x1010: 5, 0x9000: 3, 0x9010: 7, 0x5000: 9}
+    assert loaded.by_function([Dump(1, counts)]) == {"f": 6, "rust_helper_atomic_read": 3}
+
+
+@pytest.mark.parametrize("name", ["_RNvXs4_NtB5_7AddressNtNtC_6kernel3fmt7Display3fmt"])
+def test_formatting(name: str) -> None:
+    """What makes text of a value is known by its name."""
+    assert is_formatting(name)
+    assert not is_formatting("rust_helper_atomic_read")
+
+
+@pytest.mark.debian
+def test_counts_are_the_same(root: BuildRoot, chosen: Kernel, tmp_path: Path) -> None:
+    """What a module does when a device comes is the same, to the instruction, each time."""
+    it = Object(root, twin.directory(chosen) / f"{twin.NAME}.ko")
+    provider = twin.build_provider(root, chosen).ko
+    with CountingVm(
+        root, chosen, {path.name: path for path in (it.ko, provider)}, tmp_path / "count"
+    ) as vm:
+        vm.run("modprobe ib_core")
+        vm.start_counting()
+        vm.run(f"insmod /{twin.NAME}.ko rdma_dev_name=null0")
+        loaded = vm.loaded(it)
+        script = f"/mark; insmod /{provider.name}; /mark; rmmod {provider.stem}"
+        found = []
+        for _ in range(2):
+            vm.take_dumps()
+            assert vm.run(script).status == 0
+            found.append(loaded.by_function(vm.take_dumps()[1:]))
+        assert found[0]["krdma_smoke_add"] > 0
+        assert found[0] == found[1]
+        assert not vm.splats()
