@@ -10,15 +10,16 @@ from collections.abc import Sequence
 import module
 import twin
 from buildroot import BuildRoot
-from count import CLOSE, OPEN, USER, CountingVm, Dump, Loaded
+from count import CLOSE, FIRST_POST, OPEN, POST, USER, CountingVm, Dump, Loaded
 from figures import Figure, Part
 from kernel import Kernel
 from objects import Chain, Object
 from report import Failure, Step, step
 
-# Messages of each test, twice: what they differ by is what the messages take.
-_FEW = 1024
-_MANY = 5120
+# How many lists of messages are posted in each test, and how many of them are counted: from one of
+# them to another, so that nothing else is counted.
+_POSTS = 1024
+_COUNTED = _POSTS - FIRST_POST
 
 _DEPTHS = (1, 16)
 
@@ -33,6 +34,7 @@ _MESSAGES = {"SEND": "send_recv", "WRITE": "rdma_write", "READ": "rdma_read"}
 _ROUNDS = 3
 
 _STACK_MAX = 1024
+_LARGEST = "largest frame"
 
 # The functions that ib_core calls, in Rust and in C.
 _IB_CORE = re.compile(
@@ -52,9 +54,10 @@ _NOTES = (
     " lines, so that nothing is logged in the window. In the rows `with log lines` they are as they"
     " are shipped, and what makes text of values, within `_printk`, is not counted; what prepares"
     " the call is.",
-    f"A message is of 8 bytes: filling it in, posting it, its completion, and checking it, by"
-    f" `poll=direct`. It is the difference between {_MANY} and {_FEW} messages, divided by"
-    f" {_MANY - _FEW}. SEND has its receive, and WRITE the read behind each batch.",
+    "A message is of 8 bytes: filling it in, posting it, its completion, and checking it, by"
+    " `poll=direct`. Counted is from the posting of one batch of `depth` messages to that of"
+    f" another, {_COUNTED} batches later. SEND has its receive, and WRITE the read behind each"
+    " batch.",
     "The loadable size is that of all sections that are allocated, without types (BTF).",
     "The stack is that of the deepest chain of the module's own functions, by the disassembly:"
     " pushes, what is subtracted from the stack pointer, and return addresses. What the kernel's"
@@ -110,9 +113,9 @@ def _devices(vm: CountingVm, it: Object) -> tuple[list[Counter[str]], list[Count
     return taken, removed
 
 
-def _traffic(vm: CountingVm, it: Object, depth: int, messages: int) -> dict[str, Counter[str]]:
-    """Count what a module does in each test."""
-    loaded = _load(vm, it, f"traffic={messages}", "sizes=8", f"depth={depth}")
+def _traffic(vm: CountingVm, it: Object, depth: int) -> dict[str, Counter[str]]:
+    """Count what a module does for the messages of each test."""
+    loaded = _load(vm, it, f"traffic={_POSTS * depth}", "sizes=8", f"depth={depth}")
     vm.take_dumps()
     _run(
         vm,
@@ -122,10 +125,15 @@ def _traffic(vm: CountingVm, it: Object, depth: int, messages: int) -> dict[str,
     )
     dumps = vm.take_dumps()
     _run(vm, f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
-    _check(dumps, [OPEN, CLOSE] * len(_TESTS))
-    return {
-        test: loaded.by_function([dump]) for test, dump in zip(_TESTS, dumps[1::2], strict=True)
-    }
+    posts = (_POSTS // FIRST_POST).bit_length()
+    marks = [OPEN, *[POST] * posts, CLOSE]
+    _check(dumps, marks * len(_TESTS))
+    found = {}
+    for index, test in enumerate(_TESTS):
+        start = index * len(marks)
+        # Each has what was before its mark, so the first is not of messages alone.
+        found[test] = loaded.by_function(dumps[start + 2 : start + 1 + posts])
+    return found
 
 
 def _count(vm: CountingVm, shipped: Object, quiet: Object, progress: Step) -> dict[str, _Windows]:
@@ -135,13 +143,9 @@ def _count(vm: CountingVm, shipped: Object, quiet: Object, progress: Step) -> di
         windows.taken, windows.removed = _devices(vm, it)
         progress.beat(lambda it=it: f"{it.ko.name}: devices")  # type: ignore[misc]
     for depth in _DEPTHS:
-        few = _traffic(vm, shipped, depth, _FEW)
-        many = _traffic(vm, shipped, depth, _MANY)
+        for test, counter in _traffic(vm, shipped, depth).items():
+            found["shipped"].messages[test, depth] = counter
         progress.beat(lambda depth=depth: f"{shipped.ko.name}: depth {depth}")  # type: ignore[misc]
-        for test in _TESTS:
-            difference = Counter(many[test])
-            difference.subtract(few[test])
-            found["shipped"].messages[test, depth] = difference
     return found
 
 
@@ -153,8 +157,8 @@ def _same(counters: Sequence[Counter[str]]) -> int:
     return totals[0]
 
 
-def _per_message(counter: Counter[str]) -> float:
-    return round(counter.total() / (_MANY - _FEW), 2)
+def _per_message(counter: Counter[str], depth: int) -> float:
+    return round(counter.total() / (_COUNTED * depth), 2)
 
 
 def _sizes(it: Object) -> dict[str, int]:
@@ -170,7 +174,7 @@ def _stacks(it: Object) -> dict[str, Chain]:
     return {
         "deepest stack of what `ib_core` calls": it.deepest_chain(filter(_IB_CORE.search, called)),
         "deepest stack of what anybody calls": it.deepest_chain(called),
-        "largest frame": it.largest_frame(),
+        _LARGEST: it.largest_frame(),
     }
 
 
@@ -227,8 +231,8 @@ def _part(
         Figure(
             f"{kind} at depth {depth}",
             "instructions per message",
-            _per_message(rust["shipped"].messages[test, depth]),
-            _per_message(c["shipped"].messages[test, depth]),
+            _per_message(rust["shipped"].messages[test, depth], depth),
+            _per_message(c["shipped"].messages[test, depth], depth),
             1.0,
         )
         for depth in _DEPTHS
@@ -238,7 +242,13 @@ def _part(
     figures += [
         Figure("loadable size", "bytes", total["rust"], total["c"], 1.25),
         *(
-            Figure(what, "bytes", chain.bytes, chains["c"][what].bytes, value_max=_STACK_MAX)
+            Figure(
+                what,
+                "bytes",
+                chain.bytes,
+                chains["c"][what].bytes,
+                value_max=None if what == _LARGEST else _STACK_MAX,
+            )
             for what, chain in chains["rust"].items()
         ),
     ]
@@ -253,7 +263,7 @@ def _part(
                     for what in ("taken", "removed")
                 },
                 **{
-                    f"{test}, depth {depth}": _functions(counter, _MANY - _FEW)
+                    f"{test}, depth {depth}": _functions(counter, _COUNTED * depth)
                     for (test, depth), counter in windows["shipped"].messages.items()
                 },
             },

@@ -28,6 +28,10 @@ DIRECTORY = PROJECT / "build" / "bench"
 USER = 1
 OPEN = 2
 CLOSE = 3
+POST = 4
+
+# The first list of messages that is marked by POST; the others are twice as many, and so on.
+FIRST_POST = 64
 
 # Prints where in the kernel there is Rust code, with its names, and the helpers of Rust.
 _RUST_SYMBOLS = """

@@ -14,7 +14,8 @@
 #define MARK_USER	0x6b726401
 #define MARK_OPEN	0x6b726402
 #define MARK_CLOSE	0x6b726403
-#define MARK_LAST	MARK_CLOSE
+#define MARK_POST	0x6b726404
+#define MARK_LAST	MARK_POST
 
 /* nopl NUMBER(%rax,%rax,1) */
 #define MARK_OPCODE	0x0f, 0x1f, 0x84, 0x00

@@ -11,6 +11,7 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/log2.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
@@ -30,11 +31,16 @@ MODULE_PARM_DESC(devices, "Number of devices, null0 and so on (default: 1)");
 #define DEPTH_MAX	16384
 #define PAGES_MAX	1024
 
+/* From this one on, lists of messages are marked: this, twice as many, ... */
+#define FIRST_MARKED	64
+
 struct null_device {
 	struct ib_device ib;
 	/* By number; keys are of a region's number and of eight bits more. */
 	struct xarray qps;
 	struct xarray regions;
+	/* How many lists of messages were posted since memory was opened. */
+	u32 posts;
 };
 
 struct null_pd {
@@ -252,13 +258,22 @@ static enum ib_wc_status null_execute(struct null_qp *qp,
 static int null_post_send(struct ib_qp *ib_qp, const struct ib_send_wr *wr,
 			  const struct ib_send_wr **bad)
 {
+	struct null_device *device = to_device(ib_qp->device);
 	struct null_qp *qp = to_qp(ib_qp);
 
-	/* What comes between opening memory and closing it is one test. */
-	if (wr->opcode == IB_WR_REG_MR)
+	/*
+	 * What comes between opening memory and closing it is one test. The
+	 * marks in between are for what each message takes, without the rest.
+	 */
+	if (wr->opcode == IB_WR_REG_MR) {
+		device->posts = 0;
 		MARK(MARK_OPEN);
-	else if (wr->opcode == IB_WR_LOCAL_INV)
+	} else if (wr->opcode == IB_WR_LOCAL_INV) {
 		MARK(MARK_CLOSE);
+	} else if (++device->posts >= FIRST_MARKED &&
+		   is_power_of_2(device->posts)) {
+		MARK(MARK_POST);
+	}
 
 	for (; wr; wr = wr->next) {
 		struct ib_wc wc = {
