@@ -13,7 +13,7 @@ import module
 import pytest
 import twin
 from guest import Guest
-from test_traffic import SCHEMA, WRONG
+from test_traffic import SCHEMA, WRONG, veth
 
 pytestmark = pytest.mark.rxe
 
@@ -109,6 +109,23 @@ def test_traffic(guest: Guest, poll: str, depth: int) -> None:
     assert rust == c
     assert "traffic smoke success" in rust[0]
     assert rust[1]["state"] == "success"
+
+
+def test_peer(guest: Guest) -> None:
+    """Traffic that waits for its peer, and stops when that goes; an event that is told."""
+    veth(guest)
+    guest.do("ip netns exec there rdma link delete rxe1")
+    said = both(
+        guest,
+        "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=40 sizes=8 peer=rxe1",
+        "until dmesg | grep -q 'traffic waits'; do usleep 20000; done",
+        "ip netns exec there rdma link add rxe1 type rxe netdev v1",
+        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done",
+        "ip netns exec there rdma link delete rxe1",
+        "rmmod {}",
+    )
+    assert "no RDMA device is named rxeN, traffic waits for it" in said
+    assert "traffic smoke success" in said
 
 
 def test_failures(guest: Guest) -> None:

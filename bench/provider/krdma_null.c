@@ -458,7 +458,7 @@ static int null_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 static struct ib_mr *null_alloc_mr(struct ib_pd *pd, enum ib_mr_type type,
 				   u32 pages)
 {
-	struct null_mr *mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+	struct null_mr *mr = kzalloc_obj(*mr);
 	u32 number;
 	int ret;
 

@@ -37,7 +37,7 @@ bool device_looks_right(struct ib_device *device)
 
 struct stop *stop_create(void)
 {
-	struct stop *stop = kzalloc(sizeof(*stop), GFP_KERNEL);
+	struct stop *stop = kzalloc_obj(*stop);
 
 	if (stop)
 		kref_init(&stop->kref);

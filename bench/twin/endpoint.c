@@ -212,6 +212,7 @@ static void entry_done(struct ib_cq *cq, struct ib_wc *wc)
 
 	if (wc->status != IB_WC_SUCCESS || entry->completions != 1 ||
 	    !entry->is_own) {
+		/* Pairs with outstanding_is_bad(). */
 		smp_store_release(&outstanding->is_bad, true);
 		outstanding_wake(outstanding);
 	}

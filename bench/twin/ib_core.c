@@ -70,34 +70,44 @@ static bool is_other_origin(void)
 	return IB_CORE_IN_TREE == !!memchr(taint, 'O', sizeof(taint));
 }
 
-int check_running_ib_core(void)
+/*
+ * Compares the build-ids. Returns 1 if they differ, which is said, 0 if they do
+ * not, or an error if that cannot be told.
+ */
+static int compare_build_ids(void)
 {
 	u8 note[NOTE_SIZE_MAX] __aligned(4);
 	const u8 *running;
 	u32 size;
 	int ret;
 
+	ret = read_file("/sys/module/ib_core/notes/.note.gnu.build-id", note,
+			sizeof(note));
+	if (ret)
+		return ret;
+
+	running = note_build_id(note, &size);
+	if (!running)
+		return -EINVAL;
+	if (size == sizeof(build_id) && !memcmp(running, build_id, size))
+		return 0;
+
+	pr_err("built for ib_core %s, but ib_core %*phN is running: run 'make' again, or load with check_ib_core=0 if you know that they are alike\n",
+	       built_for(), (int)size, running);
+	return 1;
+}
+
+int check_running_ib_core(void)
+{
+	int ret = 0;
+
 	if (IB_CORE_BUILT_IN)
 		return 0;
 
-	if (!IB_CORE_HAS_BUILD_ID) {
-		ret = 0;
-	} else {
-		ret = read_file("/sys/module/ib_core/notes/.note.gnu.build-id",
-				note, sizeof(note));
-		if (!ret) {
-			running = note_build_id(note, &size);
-			if (!running) {
-				ret = -EINVAL;
-			} else if (size == sizeof(build_id) &&
-				   !memcmp(running, build_id, size)) {
-				return 0;
-			} else {
-				pr_err("built for ib_core %s, but ib_core %*phN is running: run 'make' again, or load with check_ib_core=0 if you know that they are alike\n",
-				       built_for(), (int)size, running);
-				return -ENOEXEC;
-			}
-		}
+	if (IB_CORE_HAS_BUILD_ID) {
+		ret = compare_build_ids();
+		if (ret >= 0)
+			return ret ? -ENOEXEC : 0;
 	}
 
 	if (is_other_origin()) {

@@ -93,11 +93,13 @@ static inline void stop_put(struct stop *stop)
 
 static inline void raise(bool *flag)
 {
+	/* Pairs with is_raised(). */
 	smp_store_release(flag, true);
 }
 
 static inline bool is_raised(const bool *flag)
 {
+	/* Pairs with raise(). */
 	return smp_load_acquire(flag);
 }
 
@@ -530,6 +532,7 @@ int endpoint_state(const struct endpoint *ep);
 
 static inline bool outstanding_is_bad(const struct outstanding *outstanding)
 {
+	/* Pairs with entry_done(). */
 	return smp_load_acquire(&outstanding->is_bad);
 }
 

@@ -78,6 +78,7 @@ static struct dentry *directory;
 
 /* What the notice that nothing matched has to know, while loading. */
 static struct {
+	/* Protects what follows. */
 	struct mutex lock;
 	bool is_over;
 	bool matched;
@@ -243,7 +244,7 @@ static int krdma_smoke_add(struct ib_device *device)
 	}
 
 	/* First of all, so that nothing has to be undone for want of memory. */
-	kept = kzalloc(sizeof(*kept), GFP_KERNEL);
+	kept = kzalloc_obj(*kept);
 	if (!kept) {
 		pr_err("no memory for RDMA device " NAME_FMT
 		       ", it is left alone; load the module again\n",

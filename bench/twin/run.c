@@ -99,6 +99,9 @@ static char *immediate_text(const struct failure *failure)
 			 failure->message, sent, received);
 }
 
+static const char no_path[] =
+	"the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=";
+
 /* Returns why traffic ended, as a text to be freed. */
 char *failure_text(const struct failure *failure)
 {
@@ -152,8 +155,7 @@ char *failure_text(const struct failure *failure)
 		return kasprintf(GFP_KERNEL, "ib_query_port failed, ret=%d",
 				 failure->error);
 	case FAILURE_NO_PATH:
-		return kstrdup("the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=",
-			       GFP_KERNEL);
+		return kstrdup(no_path, GFP_KERNEL);
 	case FAILURE_DEPTH:
 		return kasprintf(GFP_KERNEL,
 				 "depth= is more than the %u that the device can have",

@@ -61,7 +61,7 @@ static enum state traffic_between(struct traffic *traffic,
 		return STATE_SKIPPED;
 	}
 
-	run = kzalloc(sizeof(*run), GFP_KERNEL);
+	run = kzalloc_obj(*run);
 	if (!run) {
 		failed_call(&failure, "allocating memory", -ENOMEM);
 		*reason = failure_text(&failure);
@@ -153,7 +153,7 @@ struct traffic *traffic_start(const struct settings *settings,
 {
 	struct traffic *traffic;
 
-	traffic = kzalloc(sizeof(*traffic), GFP_KERNEL);
+	traffic = kzalloc_obj(*traffic);
 	if (!traffic)
 		return ERR_PTR(-ENOMEM);
 
