@@ -124,17 +124,30 @@ void smoke_qp_event(struct ib_event *event, void *context);
 void smoke_failed(const char *step, int error);
 void smoke_kept(const char *function, int error);
 
+/* Which end of the connection: the device under test, or its peer. */
+enum side {
+	HERE,
+	THERE,
+	SIDES,
+};
+
 /* settings.c */
+
+/* What the user wants of one end of the connection. */
+struct end_settings {
+	/* 0 for the first one that is active. */
+	u32 port;
+	/* -1 for the best one. */
+	int gid_index;
+};
 
 /* What the user wants of the traffic, as far as it needs no device. */
 struct settings {
 	u32 messages;
 	u32 depth;
 	enum ib_poll_context context;
-	/* 0 for the first one that is active. */
-	u32 port;
-	/* -1 for the best one. */
-	int gid_index;
+	/* Of the device and its peer, which may be the same. */
+	struct end_settings ends[SIDES];
 	bool errors;
 	/* A size that is too large is bounded, and not an error. */
 	bool is_bounded;
@@ -263,9 +276,15 @@ struct failure;
 int port_find(struct port *port, struct ib_device *device, u32 wanted,
 	      struct failure *failure);
 int port_addresses(const struct port *here, const struct port *there,
-		   int index, struct address *from, struct address *to);
+		   int index, int other_index, struct address *from,
+		   struct address *to, struct failure *failure);
 void port_path(const struct port *port, const struct address *from,
 	       const struct address *to, struct rdma_ah_attr *path);
+
+static inline bool port_is(const struct port *port, const struct port *other)
+{
+	return port->device == other->device && port->number == other->number;
+}
 
 static inline u32 port_mtu(const struct port *port)
 {
@@ -324,14 +343,14 @@ struct results {
 	enum state state;
 	char *reason;
 	bool has_ends;
-	struct end ends[2];
+	struct end ends[SIDES];
 	unsigned int n_lines;
 	struct line *lines;
 };
 
 int results_init(struct results *results, const struct settings *settings);
 void results_destroy(struct results *results);
-void results_begin(struct results *results, const struct end ends[2]);
+void results_begin(struct results *results, const struct end ends[SIDES]);
 void results_add(struct results *results, const struct line *line);
 void results_end(struct results *results, enum state state, char *reason);
 void results_write(struct results *results, struct seq_file *seq);
@@ -365,6 +384,7 @@ enum failure_kind {
 	FAILURE_NO_SUCH_PORT,
 	FAILURE_PORT_DOWN,
 	FAILURE_PORT_QUERY,
+	FAILURE_NO_SUCH_GID,
 	FAILURE_NO_PATH,
 	FAILURE_DEPTH,
 	FAILURE_SIZE,
@@ -374,6 +394,8 @@ enum failure_kind {
 /* Why traffic ended before it was over. */
 struct failure {
 	enum failure_kind kind;
+	/* Whose port or GID it is about. */
+	enum side side;
 	/* The function that failed, or the kind of work request. */
 	const char *what;
 	int error;
@@ -593,14 +615,14 @@ void traffic_rename(struct traffic *traffic, const char *name);
 struct run {
 	const struct settings *settings;
 	const char *prefix;
-	const char *names[2];
+	const char *names[SIDES];
 	struct results *results;
 	struct histogram *histogram;
 	struct ib_device *here;
 	struct ib_device *there;
 	/* Its own device is going, the peer is, or the module. */
 	const bool *stops[3];
-	struct port ports[2];
+	struct port ports[SIDES];
 	struct endpoint requester;
 	struct endpoint target;
 	bool is_connected;

@@ -26,7 +26,10 @@ MODULE_PARM_DESC(check_ib_core,
 
 static struct settings settings = {
 	.depth = 1,
-	.gid_index = -1,
+	.ends = {
+		[HERE].gid_index = -1,
+		[THERE].gid_index = -1,
+	},
 };
 
 module_param_named(traffic, settings.messages, uint, 0444);
@@ -52,11 +55,19 @@ module_param(peer, charp, 0444);
 MODULE_PARM_DESC(peer,
 		 "Name of the RDMA device at the other end; empty for the same device (default: empty)");
 
-module_param_named(port, settings.port, uint, 0444);
+module_param_named(peer_port, settings.ends[THERE].port, uint, 0444);
+MODULE_PARM_DESC(peer_port,
+		 "port= of the other end; 0 on the same device for the same, else as port= (default: 0)");
+
+module_param_named(peer_gid_index, settings.ends[THERE].gid_index, int, 0444);
+MODULE_PARM_DESC(peer_gid_index,
+		 "gid_index= of the other end; -1 for one that goes with that of this end (default: -1)");
+
+module_param_named(port, settings.ends[HERE].port, uint, 0444);
 MODULE_PARM_DESC(port,
 		 "Number of the port; 0 for the first that is active (default: 0)");
 
-module_param_named(gid_index, settings.gid_index, int, 0444);
+module_param_named(gid_index, settings.ends[HERE].gid_index, int, 0444);
 MODULE_PARM_DESC(gid_index,
 		 "Index of the GID for RoCE; -1 for the first of RoCE v2 with an IP address (default: -1)");
 

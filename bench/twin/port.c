@@ -104,8 +104,9 @@ static enum gid_kind gid_kind(const union ib_gid *gid)
 	return GID_IPV6;
 }
 
-static bool port_first_address(const struct port *port, enum gid_kind kind,
-			       struct address *address)
+/* Returns the first address of a kind. */
+static bool port_first_address(const struct port *port, bool is_roce_v2,
+			       enum gid_kind kind, struct address *address)
 {
 	/* A path has room for an index of eight bits. */
 	u32 count = clamp(port->attr.gid_tbl_len, 0, 256);
@@ -113,36 +114,96 @@ static bool port_first_address(const struct port *port, enum gid_kind kind,
 
 	for (index = 0; index < count; index++) {
 		if (!port_address(port, index, address) &&
-		    address->is_roce_v2 && gid_kind(&address->gid) == kind)
+		    address->is_roce_v2 == is_roce_v2 &&
+		    gid_kind(&address->gid) == kind)
 			return true;
 	}
 
 	return false;
 }
 
-/* Returns by which addresses, of the same kind, two ports reach each other. */
-int port_addresses(const struct port *here, const struct port *there,
-		   int index, struct address *from, struct address *to)
+/* Returns the first address of the same kind as one of another port. */
+static bool port_like_address(const struct port *port,
+			      const struct address *other,
+			      struct address *address)
+{
+	return port_first_address(port, other->is_roce_v2,
+				  gid_kind(&other->gid), address);
+}
+
+/* Returns the best two addresses for RoCE v2. */
+static bool port_best_addresses(const struct port *here,
+				const struct port *there,
+				struct address *from, struct address *to)
 {
 	enum gid_kind kind;
-	int ret;
-
-	if (here->is_ethernet != there->is_ethernet)
-		return -ENOENT;
-
-	if (!here->is_ethernet || index >= 0) {
-		index = max(index, 0);
-		ret = port_address(here, index, from);
-		return ret ?: port_address(there, index, to);
-	}
 
 	for (kind = GID_IPV4; kind < GID_KINDS; kind++) {
-		if (port_first_address(here, kind, from) &&
-		    port_first_address(there, kind, to))
-			return 0;
+		if (port_first_address(here, true, kind, from) &&
+		    port_first_address(there, true, kind, to))
+			return true;
 	}
 
+	return false;
+}
+
+/* Tells whether packets for RoCE can go from one to the other. */
+static bool address_is_compatible(const struct address *address,
+				  const struct address *other)
+{
+	return address->is_roce_v2 == other->is_roce_v2 &&
+	       (gid_kind(&address->gid) == GID_IPV4) ==
+	       (gid_kind(&other->gid) == GID_IPV4);
+}
+
+static int no_such_gid(struct failure *failure, enum side side, u32 index)
+{
+	failure->kind = FAILURE_NO_SUCH_GID;
+	failure->side = side;
+	failure->number = index;
 	return -ENOENT;
+}
+
+static int no_path(struct failure *failure)
+{
+	failure->kind = FAILURE_NO_PATH;
+	return -ENOENT;
+}
+
+/*
+ * Finds by which addresses, of the same kind, two ports reach each other: by
+ * those with the given indices, as far as they are not negative.
+ */
+int port_addresses(const struct port *here, const struct port *there,
+		   int index, int other_index, struct address *from,
+		   struct address *to, struct failure *failure)
+{
+	bool found;
+
+	if (here->is_ethernet != there->is_ethernet)
+		return no_path(failure);
+
+	/* On InfiniBand the first one is the port's own. */
+	if (!here->is_ethernet) {
+		index = max(index, 0);
+		other_index = max(other_index, 0);
+	}
+
+	if (index >= 0 && port_address(here, index, from))
+		return no_such_gid(failure, HERE, index);
+	if (other_index >= 0 && port_address(there, other_index, to))
+		return no_such_gid(failure, THERE, other_index);
+
+	if (index >= 0 && other_index >= 0)
+		found = !here->is_ethernet || address_is_compatible(from, to);
+	else if (index >= 0)
+		found = port_like_address(there, from, to);
+	else if (other_index >= 0)
+		found = port_like_address(here, to, from);
+	else
+		found = port_best_addresses(here, there, from, to);
+
+	return found ? 0 : no_path(failure);
 }
 
 /* The other port is on the same link: it is the next hop itself. */

@@ -46,12 +46,12 @@ void results_destroy(struct results *results)
 	}
 
 	kvfree(results->lines);
-	kfree(results->ends[0].device);
-	kfree(results->ends[1].device);
+	kfree(results->ends[HERE].device);
+	kfree(results->ends[THERE].device);
 	kfree(results->reason);
 }
 
-void results_begin(struct results *results, const struct end ends[2])
+void results_begin(struct results *results, const struct end ends[SIDES])
 {
 	guard(mutex)(&results->lock);
 	memcpy(results->ends, ends, sizeof(results->ends));
@@ -129,7 +129,7 @@ void results_write(struct results *results, struct seq_file *seq)
 	}
 
 	seq_puts(seq, ",\n  \"ends\": [");
-	for (i = 0; results->has_ends && i < 2; i++) {
+	for (i = 0; results->has_ends && i < SIDES; i++) {
 		end = &results->ends[i];
 		seq_printf(seq, "%s\n    {\"device\": ", i ? "," : "");
 		write_text(seq, end->device);

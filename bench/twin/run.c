@@ -99,12 +99,12 @@ static char *immediate_text(const struct failure *failure)
 			 failure->message, sent, received);
 }
 
-static const char no_path[] =
-	"the ports have no addresses of the same kind (a RoCE v2 GID each); see gid_index=";
-
 /* Returns why traffic ended, as a text to be freed. */
 char *failure_text(const struct failure *failure)
 {
+	/* What is put behind a thing of the peer's, and before a parameter. */
+	const char *of = failure->side == HERE ? "" : " of the peer";
+	const char *prefix = failure->side == HERE ? "" : "peer_";
 	u64 message = failure->message;
 
 	switch (failure->kind) {
@@ -142,20 +142,28 @@ char *failure_text(const struct failure *failure)
 				 message, failure->offset);
 	case FAILURE_NO_SUCH_PORT:
 		return kasprintf(GFP_KERNEL,
-				 "no such port, the device has %u; see port=",
-				 failure->number);
+				 "no such port, %s has %u; see %sport=",
+				 failure->side == HERE ? "the device" :
+							 "the peer",
+				 failure->number, prefix);
 	case FAILURE_PORT_DOWN:
 		if (!failure->number)
-			return kstrdup("no port is up; see that one has a link and is configured",
-				       GFP_KERNEL);
+			return kasprintf(GFP_KERNEL,
+					 "no port%s is up; see that one has a link and is configured",
+					 of);
 		return kasprintf(GFP_KERNEL,
-				 "port %u is down; see that it has a link and is configured",
-				 failure->number);
+				 "port %u%s is down; see that it has a link and is configured",
+				 failure->number, of);
 	case FAILURE_PORT_QUERY:
-		return kasprintf(GFP_KERNEL, "ib_query_port failed, ret=%d",
-				 failure->error);
+		return kasprintf(GFP_KERNEL, "ib_query_port%s failed, ret=%d",
+				 of, failure->error);
+	case FAILURE_NO_SUCH_GID:
+		return kasprintf(GFP_KERNEL,
+				 "the port%s has no GID with the index %u; see %sgid_index=",
+				 of, failure->number, prefix);
 	case FAILURE_NO_PATH:
-		return kstrdup(no_path, GFP_KERNEL);
+		return kasprintf(GFP_KERNEL,
+				 "the ports have no addresses of the same kind (such as a RoCE v2 GID with an IPv4 address each); see gid_index= and peer_gid_index=");
 	case FAILURE_DEPTH:
 		return kasprintf(GFP_KERNEL,
 				 "depth= is more than the %u that the device can have",
@@ -710,11 +718,22 @@ static int run_test(struct run *run, const struct request *request, u32 size,
 
 static int run_ports(struct run *run, struct failure *failure)
 {
-	u32 port = run->settings->port;
+	const struct end_settings *ends = run->settings->ends;
+	u32 other = ends[THERE].port;
 	int ret;
 
-	ret = port_find(&run->ports[0], run->here, port, failure);
-	return ret ?: port_find(&run->ports[1], run->there, port, failure);
+	failure->side = HERE;
+	ret = port_find(&run->ports[HERE], run->here, ends[HERE].port,
+			failure);
+	if (ret)
+		return ret;
+
+	/* Nobody would look for another one on the same device. */
+	if (!other && run->here == run->there)
+		other = run->ports[HERE].number;
+
+	failure->side = THERE;
+	return port_find(&run->ports[THERE], run->there, other, failure);
 }
 
 /* After a failure, perhaps of the link, a port has some time to come up. */
@@ -763,8 +782,8 @@ static int run_find_limit(struct run *run, struct failure *failure)
 
 	max = min((u64)run->there->attrs.max_fast_reg_page_list_len * PAGE_SIZE,
 		  SIZE_MAX_BYTES);
-	max = min3(max, run->ports[0].attr.max_msg_sz,
-		   run->ports[1].attr.max_msg_sz);
+	max = min3(max, run->ports[HERE].attr.max_msg_sz,
+		   run->ports[THERE].attr.max_msg_sz);
 	memory = MEMORY_MAX / run_depth(run);
 
 	if (!settings->is_bounded) {
@@ -778,17 +797,20 @@ static int run_find_limit(struct run *run, struct failure *failure)
 	return 0;
 }
 
-static int run_addresses(struct run *run, struct address addresses[2],
+static int run_addresses(struct run *run, struct address addresses[SIDES],
 			 struct failure *failure)
 {
-	int ret;
+	const struct end_settings *ends = run->settings->ends;
+	const struct port *ports = run->ports;
+	int other = ends[THERE].gid_index;
 
-	ret = port_addresses(&run->ports[0], &run->ports[1],
-			     run->settings->gid_index, &addresses[0],
-			     &addresses[1]);
-	if (ret)
-		failure->kind = FAILURE_NO_PATH;
-	return ret;
+	/* As with the port. */
+	if (other < 0 && port_is(&ports[HERE], &ports[THERE]))
+		other = ends[HERE].gid_index;
+
+	return port_addresses(&ports[HERE], &ports[THERE],
+			      ends[HERE].gid_index, other, &addresses[HERE],
+			      &addresses[THERE], failure);
 }
 
 /* Makes two endpoints and connects them. */
@@ -801,7 +823,7 @@ static int run_connect(struct run *run, struct failure *failure)
 		.goes_on = run_goes_on,
 		.goes_on_context = run,
 	};
-	struct address addresses[2];
+	struct address addresses[SIDES];
 	int ret;
 
 	ret = run_addresses(run, addresses, failure);
@@ -818,13 +840,14 @@ static int run_connect(struct run *run, struct failure *failure)
 		goto err_requester;
 
 	/* First the one that is to be ready when the first message comes. */
-	ret = endpoint_connect(&run->target, &run->ports[1], &addresses[1],
-			       &run->ports[0], &addresses[0], &run->requester,
-			       failure);
+	ret = endpoint_connect(&run->target, &run->ports[THERE],
+			       &addresses[THERE], &run->ports[HERE],
+			       &addresses[HERE], &run->requester, failure);
 	if (!ret)
-		ret = endpoint_connect(&run->requester, &run->ports[0],
-				       &addresses[0], &run->ports[1],
-				       &addresses[1], &run->target, failure);
+		ret = endpoint_connect(&run->requester, &run->ports[HERE],
+				       &addresses[HERE], &run->ports[THERE],
+				       &addresses[THERE], &run->target,
+				       failure);
 	if (ret)
 		goto err_target;
 
@@ -861,9 +884,9 @@ static int run_reconnect(struct run *run, struct failure *failure)
 /* Says, and keeps, between what there is traffic. */
 static int run_announce(struct run *run, struct failure *failure)
 {
-	struct ib_device *devices[2] = { run->here, run->there };
-	struct address addresses[2];
-	struct end ends[2] = {};
+	struct ib_device *devices[SIDES] = { run->here, run->there };
+	struct address addresses[SIDES];
+	struct end ends[SIDES] = {};
 	unsigned int i;
 	int ret;
 
@@ -871,10 +894,10 @@ static int run_announce(struct run *run, struct failure *failure)
 	if (ret)
 		return ret;
 
-	for (i = 0; i < 2; i++) {
+	for (i = 0; i < SIDES; i++) {
 		ends[i].device = kstrdup(run->names[i], GFP_KERNEL);
 		if (!ends[i].device) {
-			kfree(ends[0].device);
+			kfree(ends[HERE].device);
 			return failed_call(failure, "allocating memory",
 					   -ENOMEM);
 		}
@@ -885,9 +908,10 @@ static int run_announce(struct run *run, struct failure *failure)
 	}
 
 	pr_info("%straffic from %s port %u (MTU %u, GID %pI6) to %s port %u (MTU %u, GID %pI6)\n",
-		run->prefix, ends[0].device, ends[0].port, ends[0].mtu,
-		ends[0].address.gid.raw, ends[1].device, ends[1].port,
-		ends[1].mtu, ends[1].address.gid.raw);
+		run->prefix, ends[HERE].device, ends[HERE].port,
+		ends[HERE].mtu, ends[HERE].address.gid.raw, ends[THERE].device,
+		ends[THERE].port, ends[THERE].mtu,
+		ends[THERE].address.gid.raw);
 	results_begin(run->results, ends);
 	return 0;
 }

@@ -48,9 +48,22 @@ static int parse_sizes(struct settings *settings, const char *text)
 	}
 }
 
+static int check_gid_index(const char *parameter, int index)
+{
+	if (index < -1 || index > U8_MAX) {
+		pr_err("%s=%d: there are 0 to 255, and -1 for any\n",
+		       parameter, index);
+		return -EINVAL;
+	}
+
+	return 0;
+}
+
 int settings_parse(struct settings *settings, const char *sizes,
 		   const char *poll)
 {
+	int ret;
+
 	if (!settings->depth) {
 		pr_err("depth=0: at least one message has to be outstanding\n");
 		return -EINVAL;
@@ -65,11 +78,12 @@ int settings_parse(struct settings *settings, const char *sizes,
 		return -EINVAL;
 	}
 
-	if (settings->gid_index < -1 || settings->gid_index > U8_MAX) {
-		pr_err("gid_index=%d: there are 0 to 255, and -1 for any\n",
-		       settings->gid_index);
-		return -EINVAL;
-	}
+	ret = check_gid_index("gid_index", settings->ends[HERE].gid_index);
+	if (!ret)
+		ret = check_gid_index("peer_gid_index",
+				      settings->ends[THERE].gid_index);
+	if (ret)
+		return ret;
 
 	settings->is_bounded = !strcmp(sizes, SIZES_DEFAULT);
 	return parse_sizes(settings, sizes);

@@ -70,8 +70,8 @@ static enum state traffic_between(struct traffic *traffic,
 
 	run->settings = traffic->settings;
 	run->prefix = traffic->prefix;
-	run->names[0] = traffic->name;
-	run->names[1] = traffic->peer ? traffic->peer->shown : traffic->name;
+	run->names[HERE] = traffic->name;
+	run->names[THERE] = traffic->peer ? traffic->peer->shown : traffic->name;
 	run->results = &traffic->results;
 	run->histogram = &traffic->histogram;
 	run->here = traffic->device;
