@@ -123,9 +123,13 @@ char *failure_text(const struct failure *failure)
 				 "message %llu: %s has not completed for %llu s",
 				 message, failure->what,
 				 PATIENCE_NS / NSEC_PER_SEC);
-	case FAILURE_UNEXPECTED:
+	case FAILURE_REPEATED:
 		return kasprintf(GFP_KERNEL,
-				 "message %llu: a completion has the wr_cqe of another %s",
+				 "message %llu: %s has completed more than once: a completion came again, or has the wr_cqe of another",
+				 message, failure->what);
+	case FAILURE_STRAY:
+		return kasprintf(GFP_KERNEL,
+				 "message %llu: the completion of %s names another queue pair",
 				 message, failure->what);
 	case FAILURE_OPCODE:
 		return kasprintf(GFP_KERNEL,
@@ -287,8 +291,10 @@ static int bad_completion(const struct run *run, const struct entry *entry,
 
 	if (!entry->completions) {
 		failure->kind = FAILURE_LOST;
-	} else if (entry->completions > 1 || !entry->is_own) {
-		failure->kind = FAILURE_UNEXPECTED;
+	} else if (entry->completions > 1) {
+		failure->kind = FAILURE_REPEATED;
+	} else if (!entry->is_own) {
+		failure->kind = FAILURE_STRAY;
 	} else {
 		failure->kind = FAILURE_COMPLETION;
 		failure->status = entry->status;
