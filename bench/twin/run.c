@@ -444,8 +444,9 @@ static void prepare(struct run *run, const struct request *request, u32 count,
 				  request->is_sent ? size : 0);
 }
 
-static void fill_messages(const struct endpoint *ep, u32 count, u64 number,
-			  u64 first, u32 size)
+static int fill_messages(const struct run *run, const struct endpoint *ep,
+			 u32 count, u64 number, u64 first, u32 size,
+			 struct failure *failure)
 {
 	size_t words = DIV_ROUND_UP(size, sizeof(u64));
 	size_t i;
@@ -454,22 +455,31 @@ static void fill_messages(const struct endpoint *ep, u32 count, u64 number,
 	for (message = 0; message < count; message++) {
 		u64 *memory = ep->buffers[message].memory;
 
+		/* A batch may be of 64 MiB. */
+		if (run_is_stopped(run))
+			return stopped(failure);
+
 		/* The device may access it at the same time. */
 		for (i = 0; i < words; i++)
 			WRITE_ONCE(memory[i],
 				   pattern_word(number, first + message, i));
 	}
+
+	return 0;
 }
 
 /* Fills in what is sent, or what is read. */
-static void fill(struct run *run, const struct request *request, u64 number,
-		 u64 first, u32 size)
+static int fill(struct run *run, const struct request *request, u64 number,
+		u64 first, u32 size, struct failure *failure)
 {
 	struct endpoint *ep = &run->requester;
 	u32 i;
+	int ret;
 
-	fill_messages(request->is_returned ? &run->target : ep, ep->messages,
-		      number, first, size);
+	ret = fill_messages(run, request->is_returned ? &run->target : ep,
+			    ep->messages, number, first, size, failure);
+	if (ret)
+		return ret;
 
 	if (request->has_immediate) {
 		for (i = 0; i < ep->messages; i++)
@@ -493,6 +503,8 @@ static void fill(struct run *run, const struct request *request, u64 number,
 			}
 		}
 	}
+
+	return 0;
 }
 
 static int wrong_word(u64 message, size_t index, u64 difference, u32 size,
@@ -512,8 +524,9 @@ static int wrong_word(u64 message, size_t index, u64 difference, u32 size,
 	return -EIO;
 }
 
-static int check_messages(const struct endpoint *ep, u32 count, u64 number,
-			  u64 first, u32 size, struct failure *failure)
+static int check_messages(const struct run *run, const struct endpoint *ep,
+			  u32 count, u64 number, u64 first, u32 size,
+			  struct failure *failure)
 {
 	size_t words = DIV_ROUND_UP(size, sizeof(u64));
 	size_t i;
@@ -522,6 +535,9 @@ static int check_messages(const struct endpoint *ep, u32 count, u64 number,
 
 	for (message = 0; message < count; message++) {
 		const u64 *memory = ep->buffers[message].memory;
+
+		if (run_is_stopped(run))
+			return stopped(failure);
 
 		for (i = 0; i < words; i++) {
 			u64 difference = READ_ONCE(memory[i]) ^
@@ -550,6 +566,9 @@ static int check_operations(const struct run *run,
 	int ret;
 
 	for (i = 0; i < run->requester.messages; i++, message++) {
+		if (run_is_stopped(run))
+			return stopped(failure);
+
 		expected = pattern_word(number, message, 1);
 		if (request->wr_opcode != IB_WR_ATOMIC_CMP_AND_SWP)
 			expected += pattern_word(number, message, 0);
@@ -646,7 +665,7 @@ static int check(const struct run *run, const struct request *request,
 			return ret;
 	}
 
-	return check_messages(request->is_returned ? here : there, count,
+	return check_messages(run, request->is_returned ? here : there, count,
 			      number, first, size, failure);
 }
 
@@ -659,7 +678,9 @@ static int run_batch(struct run *run, const struct request *request,
 	u32 i;
 	int ret;
 
-	fill(run, request, number, first, size);
+	ret = fill(run, request, number, first, size, failure);
+	if (ret)
+		return ret;
 
 	if (request->is_received) {
 		ret = endpoint_post_receives(&run->target, failure);
@@ -819,6 +840,18 @@ static int run_addresses(struct run *run, struct address addresses[SIDES],
 			      &addresses[THERE], failure);
 }
 
+/* Makes an endpoint, unless told to stop. */
+static int run_endpoint(struct run *run, struct endpoint *ep,
+			struct ib_device *device,
+			const struct endpoint_attr *attr,
+			struct failure *failure)
+{
+	int ret = endpoint_create(ep, device, attr, failure);
+
+	/* It has not failed if it was called off. */
+	return ret && run_is_stopped(run) ? stopped(failure) : ret;
+}
+
 /* Makes two endpoints and connects them. */
 static int run_connect(struct run *run, struct failure *failure)
 {
@@ -836,12 +869,12 @@ static int run_connect(struct run *run, struct failure *failure)
 	if (ret)
 		return ret;
 
-	ret = endpoint_create(&run->requester, run->here, &attr, failure);
+	ret = run_endpoint(run, &run->requester, run->here, &attr, failure);
 	if (ret)
 		return ret;
 
 	attr.is_target = true;
-	ret = endpoint_create(&run->target, run->there, &attr, failure);
+	ret = run_endpoint(run, &run->target, run->there, &attr, failure);
 	if (ret)
 		goto err_requester;
 
