@@ -10,6 +10,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/scatterlist.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 /* For draining, and for the read behind messages. */
@@ -18,6 +19,9 @@
 
 /* IB_POLL_BATCH_DIRECT: as many as C takes from the queue at a time. */
 #define POLL_BUDGET	8
+
+/* How long to wait for a completion before it is left to ib_drain_qp(). */
+#define DRAIN_PATIENCE_NS	(100ULL * NSEC_PER_MSEC)
 
 /* 4.096 us times two to the power of this, 0.5 s. */
 #define ACK_TIMEOUT	17
@@ -217,7 +221,8 @@ static void entry_done(struct ib_cq *cq, struct ib_wc *wc)
 		outstanding_wake(outstanding);
 	}
 
-	if (atomic_dec_and_test(&outstanding->count))
+	/* One that completes again stands for none of the others. */
+	if (entry->completions == 1 && atomic_dec_and_test(&outstanding->count))
 		outstanding_wake(outstanding);
 }
 
@@ -362,15 +367,60 @@ int endpoint_create(struct endpoint *ep, struct ib_device *device,
 	return ret;
 }
 
+static int endpoint_outstanding(const struct endpoint *ep)
+{
+	return atomic_read_acquire(&ep->sending.count) +
+	       atomic_read_acquire(&ep->receiving.count);
+}
+
+/* Takes what completes, until nothing is outstanding or no more comes. */
+static void endpoint_take_completions(struct endpoint *ep)
+{
+	int count = endpoint_outstanding(ep);
+	u64 since = ktime_get_ns();
+	int left;
+
+	while (count > 0 && ktime_get_ns() - since < DRAIN_PATIENCE_NS) {
+		ib_process_cq_direct(ep->cq, POLL_BUDGET);
+
+		left = endpoint_outstanding(ep);
+		if (left == count) {
+			schedule();
+		} else {
+			count = left;
+			since = ktime_get_ns();
+		}
+	}
+}
+
+/*
+ * Makes sure that nothing is outstanding. ib_drain_qp() waits a tenth of a
+ * second for each queue, for somebody else to take the completions, before it
+ * does so itself: it is left what does not come.
+ */
+static void endpoint_drain(struct endpoint *ep)
+{
+	struct ib_qp_attr attr = { .qp_state = IB_QPS_ERR };
+
+	/* From RESET there is no way to ERR. */
+	if (!ep->is_used)
+		return;
+
+	if (!ib_modify_qp(ep->qp, &attr, IB_QP_STATE) &&
+	    ep->context == IB_POLL_DIRECT)
+		endpoint_take_completions(ep);
+
+	if (endpoint_outstanding(ep))
+		ib_drain_qp(ep->qp);
+}
+
 /* Also of an endpoint that is not complete. */
 void endpoint_destroy(struct endpoint *ep)
 {
 	int ret = 0;
 	u32 i;
 
-	/* From RESET there is no way to ERR. */
-	if (ep->is_used)
-		ib_drain_qp(ep->qp);
+	endpoint_drain(ep);
 
 	for (i = 0; i < ep->n_regions; i++)
 		region_destroy(&ep->regions[i]);
