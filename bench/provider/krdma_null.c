@@ -79,6 +79,9 @@ struct null_qp {
 struct null_mr {
 	struct ib_mr ib;
 	bool is_open;
+	u32 pages_max;
+	u32 n_pages;
+	u64 pages[] __counted_by(pages_max);
 };
 
 static struct null_device *all[DEVICES_MAX];
@@ -114,9 +117,9 @@ static void null_complete(struct ib_cq *ib_cq, const struct ib_wc *wc)
 		ib_cq->comp_handler(ib_cq, ib_cq->cq_context);
 }
 
-/* Returns where memory of the device is, if the key opens it. */
-static void *null_remote(struct null_device *device, u64 address, u32 key,
-			 u32 length)
+/* Returns the region that the key opens, if all of the memory is in it. */
+static struct null_mr *null_remote(struct null_device *device, u64 address,
+				   u32 key, u32 length)
 {
 	struct null_mr *mr = xa_load(&device->regions, key >> 8);
 
@@ -125,8 +128,34 @@ static void *null_remote(struct null_device *device, u64 address, u32 key,
 	    address + length > mr->ib.iova + mr->ib.length)
 		return NULL;
 
+	return mr;
+}
+
+/* Returns where memory of a region is, as far as it is in one page. */
+static void *null_at(const struct null_mr *mr, u64 address)
+{
+	u64 offset = address - (mr->ib.iova & PAGE_MASK);
+
 	/* There is no DMA: addresses are virtual. */
-	return (void *)(uintptr_t)address;
+	return (void *)(uintptr_t)(mr->pages[offset / PAGE_SIZE] +
+				   offset_in_page(offset));
+}
+
+/* Copies to a region, or from it. */
+static void null_copy(const struct null_mr *mr, u64 address, void *local,
+		      u32 length, bool is_write)
+{
+	void *remote;
+	u32 part;
+
+	for (; length; length -= part, address += part, local += part) {
+		remote = null_at(mr, address);
+		part = min(length, (u32)(PAGE_SIZE - offset_in_page(remote)));
+		if (is_write)
+			memcpy(remote, local, part);
+		else
+			memcpy(local, remote, part);
+	}
 }
 
 /* Puts a message into the peer's next receive. */
@@ -171,12 +200,16 @@ static enum ib_wc_status null_atomic(struct null_device *device,
 				     const struct ib_send_wr *wr, u64 *local)
 {
 	const struct ib_atomic_wr *atomic = atomic_wr(wr);
-	u64 *remote = null_remote(device, atomic->remote_addr, atomic->rkey,
-				  sizeof(*remote));
+	const struct null_mr *mr = null_remote(device, atomic->remote_addr,
+					       atomic->rkey, sizeof(u64));
+	u64 *remote;
 
-	if (!remote)
+	if (!mr)
 		return IB_WC_REM_ACCESS_ERR;
+	if (atomic->remote_addr % sizeof(u64))
+		return IB_WC_REM_INV_REQ_ERR;
 
+	remote = null_at(mr, atomic->remote_addr);
 	*local = *remote;
 	if (wr->opcode == IB_WR_ATOMIC_FETCH_AND_ADD)
 		*remote += atomic->compare_add;
@@ -204,7 +237,6 @@ static enum ib_wc_status null_execute(struct null_qp *qp,
 	void *local = sge ? (void *)(uintptr_t)sge->addr : NULL;
 	u32 length = sge ? sge->length : 0;
 	struct null_mr *mr;
-	void *remote;
 
 	switch (wr->opcode) {
 	case IB_WR_REG_MR:
@@ -228,21 +260,21 @@ static enum ib_wc_status null_execute(struct null_qp *qp,
 	case IB_WR_RDMA_WRITE:
 	case IB_WR_RDMA_WRITE_WITH_IMM:
 		wc->opcode = IB_WC_RDMA_WRITE;
-		remote = null_remote(device, rdma_wr(wr)->remote_addr,
-				     rdma_wr(wr)->rkey, length);
-		if (!remote)
+		mr = null_remote(device, rdma_wr(wr)->remote_addr,
+				 rdma_wr(wr)->rkey, length);
+		if (!mr)
 			return IB_WC_REM_ACCESS_ERR;
-		memcpy(remote, local, length);
+		null_copy(mr, rdma_wr(wr)->remote_addr, local, length, true);
 		if (wr->opcode == IB_WR_RDMA_WRITE)
 			return IB_WC_SUCCESS;
 		return null_receive(peer, wr, NULL, length);
 	case IB_WR_RDMA_READ:
 		wc->opcode = IB_WC_RDMA_READ;
-		remote = null_remote(device, rdma_wr(wr)->remote_addr,
-				     rdma_wr(wr)->rkey, length);
-		if (!remote)
+		mr = null_remote(device, rdma_wr(wr)->remote_addr,
+				 rdma_wr(wr)->rkey, length);
+		if (!mr)
 			return IB_WC_REM_ACCESS_ERR;
-		memcpy(local, remote, length);
+		null_copy(mr, rdma_wr(wr)->remote_addr, local, length, false);
 		return IB_WC_SUCCESS;
 	case IB_WR_ATOMIC_CMP_AND_SWP:
 		wc->opcode = IB_WC_COMP_SWAP;
@@ -458,13 +490,18 @@ static int null_dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 static struct ib_mr *null_alloc_mr(struct ib_pd *pd, enum ib_mr_type type,
 				   u32 pages)
 {
-	struct null_mr *mr = kzalloc_obj(*mr);
+	struct null_mr *mr;
 	u32 number;
 	int ret;
 
+	if (pages > PAGES_MAX)
+		return ERR_PTR(-EINVAL);
+
+	mr = kzalloc_flex(*mr, pages, pages);
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
 
+	mr->pages_max = pages;
 	ret = xa_alloc(&to_device(pd->device)->regions, &number, mr,
 		       XA_LIMIT(1, 0xffffff), GFP_KERNEL);
 	if (ret) {
@@ -477,14 +514,21 @@ static struct ib_mr *null_alloc_mr(struct ib_pd *pd, enum ib_mr_type type,
 	return &mr->ib;
 }
 
-static int null_set_page(struct ib_mr *mr, u64 address)
+static int null_set_page(struct ib_mr *ib_mr, u64 address)
 {
+	struct null_mr *mr = container_of(ib_mr, struct null_mr, ib);
+
+	if (mr->n_pages == mr->pages_max)
+		return -ENOMEM;
+
+	mr->pages[mr->n_pages++] = address;
 	return 0;
 }
 
 static int null_map_mr_sg(struct ib_mr *mr, struct scatterlist *list,
 			  int entries, unsigned int *offset)
 {
+	container_of(mr, struct null_mr, ib)->n_pages = 0;
 	return ib_sg_to_pages(mr, list, entries, offset, null_set_page);
 }
 
