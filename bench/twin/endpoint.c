@@ -20,6 +20,9 @@
 /* IB_POLL_BATCH_DIRECT: as many as C takes from the queue at a time. */
 #define POLL_BUDGET	8
 
+/* Of a memory region, if it is of more than one buffer: some are slow then. */
+#define REGION_PAGES	512U
+
 /* How long to wait for a completion before it is left to ib_drain_qp(). */
 #define DRAIN_PATIENCE_NS	(100ULL * NSEC_PER_MSEC)
 
@@ -139,32 +142,50 @@ static void buffer_free(struct buffer *buffer, struct ib_device *device)
 				  buffer->memory, buffer->address);
 }
 
+/* Maps buffers to a region, one behind the other. */
 static int region_create(struct region *region, struct ib_pd *pd,
-			 const struct buffer *buffer, struct failure *failure)
+			 const struct buffer *buffers, u32 count,
+			 struct failure *failure)
 {
-	struct scatterlist list;
+	struct scatterlist *list;
+	u32 pages = 0;
+	u32 i;
 	int ret;
 
-	region->mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG,
-				 buffer->size / PAGE_SIZE);
-	if (IS_ERR(region->mr))
-		return failed_call(failure, "ib_alloc_mr", PTR_ERR(region->mr));
+	list = kvmalloc_array(count, sizeof(*list), GFP_KERNEL);
+	if (!list)
+		return failed_call(failure, "allocating memory", -ENOMEM);
 
 	/*
-	 * One piece, of which drivers look at the addresses for the device
-	 * only: coherent memory need not have a struct page.
+	 * Drivers look at the addresses for the device only: coherent memory
+	 * need not have a struct page.
 	 */
-	sg_init_table(&list, 1);
-	list.length = buffer->size;
-	sg_dma_address(&list) = buffer->address;
-	sg_dma_len(&list) = buffer->size;
+	sg_init_table(list, count);
+	for (i = 0; i < count; i++) {
+		list[i].length = buffers[i].size;
+		sg_dma_address(&list[i]) = buffers[i].address;
+		sg_dma_len(&list[i]) = buffers[i].size;
+		pages += buffers[i].size / PAGE_SIZE;
+	}
 
-	ret = ib_map_mr_sg(region->mr, &list, 1, NULL, PAGE_SIZE);
-	if (ret == 1)
-		return 0;
+	region->mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG, pages);
+	if (IS_ERR(region->mr)) {
+		ret = failed_call(failure, "ib_alloc_mr", PTR_ERR(region->mr));
+		goto out;
+	}
 
-	region_destroy(region);
-	return failed_call(failure, "ib_map_mr_sg", ret < 0 ? ret : -EINVAL);
+	ret = ib_map_mr_sg(region->mr, list, count, NULL, PAGE_SIZE);
+	if (ret != count) {
+		region_destroy(region);
+		ret = failed_call(failure, "ib_map_mr_sg",
+				  ret < 0 ? ret : -EINVAL);
+		goto out;
+	}
+
+	ret = 0;
+out:
+	kvfree(list);
+	return ret;
 }
 
 static void outstanding_init(struct outstanding *outstanding,
@@ -294,6 +315,38 @@ static int endpoint_create_objects(struct endpoint *ep,
 	return 0;
 }
 
+/* As few as can be: each takes the device some time, also in the end. */
+static int endpoint_create_regions(struct endpoint *ep,
+				   const struct endpoint_attr *attr,
+				   struct failure *failure)
+{
+	u32 pages = min(ep->device->attrs.max_fast_reg_page_list_len,
+			REGION_PAGES);
+	u32 each = max(pages / (u32)(ep->buffers[0].size / PAGE_SIZE), 1U);
+	u32 count = DIV_ROUND_UP(attr->depth, each);
+	u32 first;
+	int ret;
+
+	ep->buffers_per_region = each;
+	ep->regions = kcalloc(count, sizeof(*ep->regions), GFP_KERNEL);
+	if (!ep->regions)
+		return failed_call(failure, "allocating memory", -ENOMEM);
+
+	for (first = 0; first < attr->depth; first += each) {
+		if (!attr->goes_on(attr->goes_on_context))
+			return failed_call(failure, "creating an endpoint",
+					   -EINTR);
+		ret = region_create(&ep->regions[ep->n_regions], ep->pd,
+				    &ep->buffers[first],
+				    min(attr->depth - first, each), failure);
+		if (ret)
+			return ret;
+		ep->n_regions++;
+	}
+
+	return 0;
+}
+
 static int endpoint_create_memory(struct endpoint *ep,
 				  const struct endpoint_attr *attr,
 				  struct failure *failure)
@@ -329,24 +382,7 @@ static int endpoint_create_memory(struct endpoint *ep,
 			return failed_call(failure, "allocating memory", ret);
 	}
 
-	if (!attr->is_target)
-		return 0;
-
-	ep->regions = kcalloc(depth, sizeof(*ep->regions), GFP_KERNEL);
-	if (!ep->regions)
-		return failed_call(failure, "allocating memory", -ENOMEM);
-
-	for (; ep->n_regions < depth; ep->n_regions++) {
-		if (!attr->goes_on(attr->goes_on_context))
-			return failed_call(failure, "creating an endpoint",
-					   -EINTR);
-		ret = region_create(&ep->regions[ep->n_regions], ep->pd,
-				    &ep->buffers[ep->n_regions], failure);
-		if (ret)
-			return ret;
-	}
-
-	return 0;
+	return attr->is_target ? endpoint_create_regions(ep, attr, failure) : 0;
 }
 
 int endpoint_create(struct endpoint *ep, struct ib_device *device,
@@ -532,9 +568,13 @@ static void endpoint_link(struct endpoint *ep, u32 messages, u32 prepared)
 
 static void endpoint_prepare_one(struct endpoint *ep, u32 index,
 				 const struct request *request, size_t length,
-				 const struct region *remote)
+				 const struct endpoint *peer, u32 peer_index)
 {
 	const struct buffer *buffer = &ep->buffers[index];
+	u32 each = peer->buffers_per_region;
+	const struct ib_mr *mr = peer->regions[peer_index / each].mr;
+	/* The peer's buffers are all of the same size. */
+	u64 remote = mr->iova + (peer_index % each) * peer->buffers[0].size;
 	struct send_wr *wr = &ep->sends[index];
 
 	memset(wr, 0, sizeof(*wr));
@@ -551,11 +591,11 @@ static void endpoint_prepare_one(struct endpoint *ep, u32 index,
 	}
 
 	if (request->is_atomic) {
-		wr->atomic.remote_addr = remote->mr->iova;
-		wr->atomic.rkey = remote->mr->rkey;
+		wr->atomic.remote_addr = remote;
+		wr->atomic.rkey = mr->rkey;
 	} else {
-		wr->rdma.remote_addr = remote->mr->iova;
-		wr->rdma.rkey = remote->mr->rkey;
+		wr->rdma.remote_addr = remote;
+		wr->rdma.rkey = mr->rkey;
 	}
 }
 
@@ -568,11 +608,10 @@ void endpoint_prepare(struct endpoint *ep, const struct request *request,
 
 	ep->request = request;
 	for (i = 0; i < count; i++)
-		endpoint_prepare_one(ep, i, request, length, &peer->regions[i]);
+		endpoint_prepare_one(ep, i, request, length, peer, i);
 	if (read_behind)
 		endpoint_prepare_one(ep, count, read_request,
-				     min(length, sizeof(u64)),
-				     &peer->regions[count - 1]);
+				     min(length, sizeof(u64)), peer, count - 1);
 
 	endpoint_link(ep, count, count + read_behind);
 }
@@ -599,7 +638,7 @@ void endpoint_prepare_receives(struct endpoint *ep, u32 count, size_t length)
 	}
 }
 
-/* Opens each buffer to the peer, under a new key. */
+/* Opens the buffers to the peer, under new keys. */
 void endpoint_prepare_registrations(struct endpoint *ep)
 {
 	u32 i;
@@ -622,7 +661,7 @@ void endpoint_prepare_registrations(struct endpoint *ep)
 	endpoint_link(ep, ep->n_regions, ep->n_regions);
 }
 
-/* Closes each buffer to the peer. */
+/* Closes the buffers to the peer. */
 void endpoint_prepare_invalidations(struct endpoint *ep)
 {
 	u32 i;

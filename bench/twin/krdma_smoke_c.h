@@ -505,6 +505,8 @@ struct endpoint {
 	u32 depth;
 	u32 n_regions;
 	u32 n_buffers;
+	/* Each of as many buffers, the last perhaps of fewer. */
+	u32 buffers_per_region;
 	struct region *regions;
 	/* One for each message, and one for the read behind them. */
 	struct buffer *buffers;
