@@ -13,9 +13,9 @@ import module
 import pytest
 import twin
 from guest import Guest
-from test_traffic import SCHEMA, WRONG, veth
+from test_traffic import SCHEMA, WRONG, gid_index, veth
 
-pytestmark = pytest.mark.rxe
+pytestmark = pytest.mark.debian
 
 NAMES = (module.NAME, twin.NAME)
 
@@ -90,25 +90,32 @@ def results(guest: Guest, name: str) -> dict[str, Any]:
     return parsed
 
 
-@pytest.mark.parametrize("depth", [1, 16])
-@pytest.mark.parametrize("poll", ["direct", "workqueue"])
-def test_traffic(guest: Guest, poll: str, depth: int) -> None:
+def traffic(guest: Guest, name: str, parameters: str) -> tuple[list[str], dict[str, Any]]:
+    """Load a module, which runs traffic, and unload it; return what it says, and the results."""
+    begin = len(guest.log)
+    guest.do(f"dmesg -c >/dev/null; insmod /{name}.ko rdma_dev_name=rxe0 {parameters}")
+    guest.wait_for("traffic smoke ")
+    parsed = results(guest, name)
+    guest.do(f"rmmod {name}")
+    return lines(guest, name, begin), parsed
+
+
+def test_traffic(guest: Guest) -> None:
     """Every kind of message, and an error from which it recovers."""
     guest.add("rxe0")
-    parameters = {"poll": poll, "depth": depth, "errors": 1, "traffic": 40, "sizes": "0,8,4097"}
-    arguments = " ".join(shlex.quote(f"{name}={value}") for name, value in parameters.items())
-    found: list[tuple[list[str], dict[str, Any]]] = []
-    for name in NAMES:
-        begin = len(guest.log)
-        guest.do(f"dmesg -c >/dev/null; insmod /{name}.ko rdma_dev_name=rxe0 {arguments}")
-        guest.wait_for("traffic smoke ")
-        parsed = results(guest, name)
-        guest.do(f"rmmod {name}")
-        found.append((lines(guest, name, begin), parsed))
-    rust, c = found
-    assert rust == c
-    assert "traffic smoke success" in rust[0]
-    assert rust[1]["state"] == "success"
+    guest.do("ip addr add 10.0.0.1/24 dev net_rxe0; ip addr add 10.0.0.2/24 dev net_rxe0")
+    second = gid_index(guest, "rxe0", "0a00:0002")
+    for parameters in (
+        "poll=direct depth=1",
+        f"poll=direct depth=16 peer_gid_index={second}",
+        f"poll=workqueue depth=1 gid_index={second} peer_port=1",
+        "poll=workqueue depth=16",
+    ):
+        parameters = f"traffic=40 sizes=0,8,4097 errors=1 {parameters}"
+        rust, c = (traffic(guest, name, parameters) for name in NAMES)
+        assert rust == c
+        assert "traffic smoke success" in rust[0]
+        assert rust[1]["state"] == "success"
 
 
 def test_peer(guest: Guest) -> None:
@@ -131,12 +138,18 @@ def test_peer(guest: Guest) -> None:
 def test_failures(guest: Guest) -> None:
     """Calls that fail, and what the device does not have."""
     guest.add("rxe0")
+    guest.do("ip addr add 10.0.0.1/24 dev net_rxe0; ip addr add fd00::1/64 dev net_rxe0 nodad")
+    four, six = (gid_index(guest, "rxe0", gid) for gid in ("ffff:0a00:0001", ":0000:0000:0001"))
     load = "insmod /{}.ko rdma_dev_name=rxe0"
     for function in ("rxe_alloc_pd", "rxe_create_cq", "rxe_create_qp"):
         guest.fail(function, -12)
         assert any("ret=-N" in line for line in both(guest, load, "rmmod {}"))
         guest.mend()
-    for parameter in ("sizes=4000000000", "depth=1000000", "port=2", "gid_index=200"):
+    for parameter in (
+        *("sizes=4000000000", "depth=1000000"),
+        *("port=2", "peer_port=2", "gid_index=200", "peer_gid_index=200"),
+        f"gid_index={four} peer_gid_index={six}",
+    ):
         said = both(
             guest,
             f"dmesg -c >/dev/null; {load} traffic=1 {parameter}",
@@ -144,3 +157,88 @@ def test_failures(guest: Guest) -> None:
             "rmmod {}",
         )
         assert any(line.startswith("traffic smoke failed: ") for line in said)
+
+
+# What is asked of ib_core, and of the driver where that is inline, with which arguments.
+CALLS = {
+    "__ib_alloc_pd": "$arg2:u32",
+    "ib_dealloc_pd_user": "",
+    "__ib_create_cq": "",
+    "ib_destroy_cq_user": "",
+    "__ib_alloc_cq": "$arg3:u32 $arg4:u32 $arg5:u32",
+    "ib_free_cq": "",
+    "ib_create_qp_kernel": "",
+    "ib_destroy_qp_user": "",
+    "ib_drain_qp": "",
+    # The state, and the mask.
+    "ib_modify_qp": "+0($arg2):u32 $arg3:x32",
+    "ib_alloc_mr": "$arg2:u32 $arg3:u32",
+    "ib_map_mr_sg": "$arg3:u32 $arg5:u32",
+    "ib_dereg_mr_user": "",
+    "ib_query_port": "$arg2:u32",
+    # Of the first work request, how many pieces it has, its opcode and its flags.
+    "rxe_post_send": "+24($arg2):u32 +28($arg2):u32 +32($arg2):x32",
+    "rxe_post_recv": "+24($arg2):u32",
+}
+
+
+def code(guest: Guest, name: str) -> range:
+    """Return where the code of a module is."""
+    symbols = guest.do(f"grep -i ' t .*\\[{name}\\]$' /proc/kallsyms").output.splitlines()
+    addresses = [int(line.split()[0], 16) for line in symbols]
+    return range(min(addresses), max(addresses) + 4096)
+
+
+def calls(guest: Guest, name: str, parameters: str) -> list[str]:
+    """Return what a module calls while it is loaded, runs and is unloaded."""
+    guest.do("echo >/sys/kernel/tracing/trace; dmesg -c >/dev/null")
+    guest.do(f"insmod /{name}.ko rdma_dev_name=rxe0 {parameters}")
+    own = code(guest, name)
+    guest.wait_for("traffic smoke success")
+    guest.do(f"rmmod {name}")
+    trace = guest.do("cat /sys/kernel/tracing/trace").output
+    found = re.findall(r": (\w+): \(.*?\) caller=0x(\w+) ?(.*)", trace)
+    # The cache of ib_core calls some of these, too.
+    return [f"{call} {rest}".strip() for call, caller, rest in found if int(caller, 16) in own]
+
+
+def test_calls(guest: Guest) -> None:
+    """The same calls in the same order."""
+    guest.add("rxe0")
+    probes = "".join(f"p:{call} {call} caller=$stack0:x64 {CALLS[call]}\n" for call in CALLS)
+    guest.do(
+        "mount -t tracefs tracefs /sys/kernel/tracing; cd /sys/kernel/tracing\n"
+        f"echo 4096 >buffer_size_kb; echo {shlex.quote(probes)} >kprobe_events\n"
+        "echo 1 >events/kprobes/enable"
+    )
+    for poll in ("direct", "workqueue"):
+        parameters = f"poll={poll} depth=33 traffic=34 sizes=65536 errors=1"
+        rust, c = (calls(guest, name, parameters) for name in NAMES)
+        assert rust == c
+        # Every memory region is of 32 messages.
+        assert sum(call.startswith("ib_alloc_mr ") for call in c) == 2 * 2
+        assert {call.partition(" ")[0] for call in c} == set(CALLS) - {"ib_drain_qp"}
+    # The driver can go again.
+    guest.do("cd /sys/kernel/tracing; echo 0 >events/kprobes/enable; echo >kprobe_events")
+
+
+def test_same_name(guest: Guest) -> None:
+    """The second device of a name has results of its own."""
+    guest.add("rxe0")
+    guest.do(
+        "modprobe dummy; mkdir -p /run/netns; rdma system set netns exclusive; ip netns add n1\n"
+        "ip link add d1 type dummy; ip link set d1 up\n"
+        "rdma link add new0 type rxe netdev d1; rdma dev set new0 netns n1"
+    )
+    said = both(
+        guest,
+        "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=1 sizes=8",
+        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done; dmesg -c >/dev/null",
+        "ip netns exec n1 rdma dev set new0 name rxe0",
+        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done",
+        "until test -e /sys/kernel/debug/{}/rxe0.2/results; do usleep 20000; done",
+        "rmmod {}",
+        "ip netns exec n1 rdma dev set rxe0 name new0",
+    )
+    assert said.count("traffic smoke success") == 2
+    assert "the directory rxeN is taken, the results of this device are in rxeN" in said
