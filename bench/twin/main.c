@@ -198,14 +198,19 @@ static void roll_call_end(bool is_registered)
 		kfree(roll_call.names[i]);
 }
 
+/* What the user can do about an error. */
+static const char *advice(int error)
+{
+	return error == -ENOMEM ?
+	       "out of memory; free some, then load the module again" :
+	       "the driver's own messages may say why";
+}
+
 /* Says what could not be done on a device, and what the user can do. */
 static void failed(const char *part, const char *name, int error)
 {
 	pr_err("%s smoke failed on " NAME_FMT ", ret=%d: %s\n", part,
-	       NAME_ARGS(name), error,
-	       error == -ENOMEM ?
-	       "out of memory; free some, then load the module again" :
-	       "the driver's own messages may say why");
+	       NAME_ARGS(name), error, advice(error));
 }
 
 /* Makes the resources on the device if it bears the wanted name. */
@@ -361,6 +366,9 @@ static int __init krdma_smoke_init(void)
 	ret = settings_parse(&settings, sizes, poll);
 	if (!ret)
 		ret = prepare_traffic();
+	/* Of a parameter that is wrong it has been said which. */
+	if (ret == -ENOMEM)
+		pr_err("init failed, ret=%d: %s\n", ret, advice(ret));
 	if (ret)
 		return ret;
 
