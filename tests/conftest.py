@@ -30,8 +30,6 @@ from report import Failure, step
 from systems import IN_TREE, SYSTEMS, System
 from table import SCENARIOS, Record, Row
 
-pytest_plugins = ["table"]
-
 # A module that does not know what it was built for.
 UNRECORDED = "unrecorded"
 
@@ -73,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Build everything once, before the tests are spread over several processes."""
+    config.pluginmanager.register(table)
     config.addinivalue_line("markers", "systems(names): run it on these systems of systems.py")
     config.addinivalue_line("markers", "debian: it is about Debian's kernel")
     config.addinivalue_line("markers", "rxe: it needs soft-RoCE")
