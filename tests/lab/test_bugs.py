@@ -36,13 +36,13 @@ def test_bug_is_found(
         with row(f"bug on purpose: {bug}", guest) as made:
             made.attempts = 1
             if bug == "lock-twice":
-                # It is never loaded.
+                # It is never loaded, and ib_core waits for it with its own locks held.
                 guest.do("insmod /krdma_smoke.ko rdma_dev_name=rxe0 &")
                 guest.wait_for(BUGS[bug])
             else:
                 guest.load("rxe0")
                 guest.unload()
-            left = guest.do(count).output != before
+            left = bug != "lock-twice" and guest.do(count).output != before
             leaks = guest.leaks()
             made.leaks = left + len(leaks)
         found = [*(["object"] if left else []), *(["leak"] if leaks else [])]
