@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from report import markdown
+
 _HEADER = ("figure", "Rust", "C", "ratio", "bar", "")
 
 
@@ -70,7 +72,7 @@ class Part:
     def markdown(self) -> str:
         """Return it in Markdown."""
         rows = [list(_HEADER), ["---", *["---:"] * 4, "---"], *(it.cells() for it in self.figures)]
-        table = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+        table = markdown(rows)
         notes = "".join(f"- {note}\n" for note in self.notes)
         return f"## {self.title}\n\n{table}\n{notes}"
 

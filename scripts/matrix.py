@@ -22,7 +22,7 @@ import vendor
 from archive import Archive, newest_of_older_series
 from buildroot import SID, TRIXIE, TRIXIE_ARM64, BuildRoot
 from kernel import Kernel
-from report import Failure, main, step
+from report import Failure, main, markdown, step
 
 _TABLE = module.PROJECT / "build" / "matrix.md"
 
@@ -96,8 +96,7 @@ def compilers(config: dict[str, str]) -> tuple[str, str, str]:
 
 def table(lines: list[list[str]]) -> str:
     """Return a table in Markdown."""
-    rows = [list(_HEADER), ["---"] * len(_HEADER), *lines]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    return markdown([_HEADER, ["---"] * len(_HEADER), *lines])
 
 
 def _build(root: BuildRoot, chosen: Kernel, row: Row) -> module.Built:

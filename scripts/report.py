@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -52,6 +52,11 @@ def main(function: Callable[[], int]) -> None:
         status = 130
     sys.stdout.flush()
     sys.exit(status)
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; the second row says how the columns are aligned."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
 class Step:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ class System:
     memory: str = "512M"
     """How much of it the guest has."""
 
+    @functools.cache  # noqa: B019 - there are only those of SYSTEMS, which stay
     def ensure(self) -> tuple[BuildRoot, Kernel]:
         """Return its build root and its kernel; make what is not in the cache."""
         if self.debug:

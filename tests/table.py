@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 import module
 import pytest
 from guest import Guest
+from report import markdown
 from systems import IN_TREE, SYSTEMS
 
 _FILE = module.PROJECT / "build" / "lab.md"
@@ -44,17 +45,13 @@ class Row:
     splats: int = 0
     seconds: float = 0.0
 
-    def line(self) -> str:
-        """Return the row in Markdown."""
+    def cells(self) -> list[str]:
+        """Return the row as the table has it."""
         system = SYSTEMS[self.system]
         minutes, seconds = divmod(round(self.seconds), 60)
         numbers = (self.attempts, self.survived, self.leaks, self.splats)
-        cells = [self.what, system.ensure()[1].release, system.driver]
-        return _line([*cells, *(f"{number:,}" for number in numbers), f"{minutes}:{seconds:02}"])
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+        names = [self.what, system.ensure()[1].release, system.driver]
+        return [*names, *(f"{number:,}" for number in numbers), f"{minutes}:{seconds:02}"]
 
 
 # Makes a row, by what is tried and the guest that it is tried in.
@@ -118,8 +115,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             total.seconds += row.seconds
     if not rows:
         return
-    head = (list(_HEADER), ["---"] * len(_HEADER))
-    text = "".join([*map(_line, head), *(row.line() for row in rows.values())])
+    lines = [row.cells() for row in rows.values()]
+    text = markdown([_HEADER, ["---"] * len(_HEADER), *lines])
     _FILE.write_text(f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{text}")
     terminalreporter.section("lab")
     terminalreporter.write_line(f"{text}({_FILE})")
