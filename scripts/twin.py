@@ -92,9 +92,10 @@ def directory(kernel: Kernel, variant: str = "twin") -> Path:
 def build(root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "twin") -> Built:
     """Build the twin; `variant` keeps apart what is built with other arguments.
 
-    The Rust module must have been built: what that knows of `ib_core` is the twin's, too.
+    The Rust module is built first: what that knows of `ib_core` is the twin's, too.
     """
     path = directory(kernel, variant)
+    module.build(root, kernel)
     generated = (module.directory(kernel) / "ib_core_generated.rs").read_text()
     _write(path / "ib_core_generated.h", header(generated))
     messages = module.kbuild(root, kernel, path, *arguments, "modules")
