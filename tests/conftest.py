@@ -185,6 +185,7 @@ def new_guest(
     files = {
         **{f"for-{built}.ko": ko for built, ko in modules.items()},
         "load.sh": module.PROJECT / "scripts/load.sh",
+        "timeout": root.guest / "usr/bin/timeout",
         **{path.name: path for path in (*_helpers(running).glob("*.ko"), *_PROGRAMS.iterdir())},
     }
     if system is SYSTEMS[IN_TREE]:

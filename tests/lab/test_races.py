@@ -235,8 +235,8 @@ _KILLS = 60
 _ENDLESS = "traffic=4000000000 sizes=8"
 
 
-def killed(guest: Guest, victim: str, before: str, moments: list[int]) -> tuple[int, int]:
-    """Kill a command after so many microseconds each time.
+def killed(guest: Guest, victim: str, before: str, moments: list[float]) -> tuple[int, int]:
+    """Kill a command after so many seconds each time.
 
     What is left must be loaded or not, and then an ordinary load must work. Return how often the
     command was killed before its end, and how often that was in the midst of a load.
@@ -245,10 +245,8 @@ def killed(guest: Guest, victim: str, before: str, moments: list[int]) -> tuple[
     output = guest.do(
         f"for moment in {' '.join(map(str, moments))}; do\n"
         f"    {before}\n"
-        f"    {victim} &\n"
-        "    usleep $moment\n"
-        "    kill -KILL $! || true\n"
-        "    status=0; wait $! || status=$?\n"
+        "    status=0\n"
+        f"    /timeout --foreground -s KILL $moment {victim} || status=$?\n"
         "    echo $status\n"
         f"    {_UNLOAD}\n"
         f"    {_LOAD}\n"
@@ -278,13 +276,14 @@ def test_killed(guest: Guest, row: NewRow, seed: int, victim: str, traffic: str)
 
     # How long it takes here, which is all that makes a moment a likely one.
     clock = "cut -d ' ' -f 1 /proc/uptime"
-    script = f"{before}\n{clock}\n{command}\n{clock}\n{_UNLOAD}"
+    script = f"{before}\n{clock}\n/timeout 60 {command}\n{clock}\n{_UNLOAD}"
     times = [[float(line) for line in guest.do(script).output.split()] for _ in range(5)]
     usual = sum(end - begin for begin, end in times) / len(times)
 
     chosen = random.Random(seed)
-    moments = [round(chosen.uniform(0, usual) * 1e6) for _ in range(_KILLS)]
-    print(f"usually it takes {usual:.2f} s, killed after microseconds: {moments}")
+    # 0 would be never.
+    moments = [round(chosen.uniform(0, usual), 4) + 1e-4 for _ in range(_KILLS)]
+    print(f"usually it takes {usual:.2f} s, killed after {moments}")
     counted = census(guest)
     with row(f"killed: {victim}{', with traffic' if traffic else ''}", guest) as made:
         dead, midst = killed(guest, command, before, moments)
