@@ -5,11 +5,11 @@
 use crate::bindings;
 use core::{
     marker::PhantomData,
-    mem::{
-        offset_of,
-        MaybeUninit, //
+    mem::offset_of,
+    ptr::{
+        with_exposed_provenance,
+        NonNull, //
     },
-    ptr::NonNull, //
 };
 use kernel::{
     fmt,
@@ -238,73 +238,38 @@ impl Drop for DeviceReference {
 pub(super) fn looks_right(device: NonNull<bindings::ib_device>) -> bool {
     const NAME_SIZE: usize = bindings::IB_DEVICE_NAME_MAX as usize;
 
-    let name = device
-        .as_ptr()
-        .wrapping_byte_add(offset_of!(bindings::ib_device, name));
+    let at = |offset| device.as_ptr().cast::<u8>().wrapping_byte_add(offset);
+    let mut name = [0; NAME_SIZE];
+    let mut kernel_name = [0; size_of::<usize>()];
+    let mut copy = [0; NAME_SIZE];
 
-    let Some(name) = read_nofault::<[u8; NAME_SIZE]>(name.cast()) else {
-        return false;
-    };
-
-    // Nameless is no device.
-    if name.first() == Some(&0) {
+    if !copy_nofault(at(offset_of!(bindings::ib_device, name)), &mut name)
+        || !copy_nofault(
+            at(bindings::ib_core::IB_DEVICE_DEV)
+                .wrapping_byte_add(offset_of!(bindings::device, kobj.name)),
+            &mut kernel_name,
+        )
+    {
         return false;
     }
 
-    let kernel_name = device
-        .as_ptr()
-        .wrapping_byte_add(bindings::ib_core::IB_DEVICE_DEV)
-        .wrapping_byte_add(offset_of!(bindings::device, kobj.name));
+    let kernel_name = with_exposed_provenance(usize::from_ne_bytes(kernel_name));
+    let length = name.split(|byte| *byte == 0).next().map_or(0, <[u8]>::len);
 
-    let Some(mut kernel_name) = read_nofault::<*const u8>(kernel_name.cast()) else {
-        return false;
-    };
-
-    for byte in name {
-        if read_nofault(kernel_name) != Some(byte) {
-            return false;
-        }
-
-        if byte == 0 {
-            return true;
-        }
-
-        kernel_name = kernel_name.wrapping_add(1);
+    // With the NUL; nameless is no device.
+    match (name.get(..=length), copy.get_mut(..=length)) {
+        (Some(name), Some(copy)) if length > 0 => copy_nofault(kernel_name, copy) && name == copy,
+        _ => false,
     }
-
-    false
 }
 
-/// What any bytes are a value of.
-///
-/// # Safety
-///
-/// It must be so.
-unsafe trait AnyBytes: Copy {}
-
-// SAFETY: Integers and raw pointers have no invalid values.
-unsafe impl AnyBytes for u8 {}
-// SAFETY: As above.
-unsafe impl AnyBytes for *const u8 {}
-// SAFETY: As above.
-unsafe impl<const N: usize> AnyBytes for [u8; N] {}
-
-/// Reads memory of the kernel that may not be there.
+/// Copies memory of the kernel that may not be there; tells whether it is.
 ///
 /// Not for addresses of devices: reading may have effects on them.
-fn read_nofault<T: AnyBytes>(address: *const T) -> Option<T> {
-    let mut value = MaybeUninit::<T>::uninit();
-
-    // SAFETY: There is room for a `T`. The address may be any: `copy_from_kernel_nofault_allowed()`
-    // refuses those that are not the kernel's, and a fault is found in the exception table.
-    let ret = unsafe {
-        bindings::copy_from_kernel_nofault(
-            value.as_mut_ptr().cast(),
-            address.cast(),
-            size_of::<T>(),
-        )
-    };
-
-    // SAFETY: All bytes were copied if this is zero, and any bytes are a value.
-    (ret == 0).then(|| unsafe { value.assume_init() })
+fn copy_nofault(from: *const u8, to: &mut [u8]) -> bool {
+    // SAFETY: `to` is as large. The address may be any: `copy_from_kernel_nofault_allowed()` refuses
+    // those that are not the kernel's, and a fault is found in the exception table.
+    unsafe {
+        bindings::copy_from_kernel_nofault(to.as_mut_ptr().cast(), from.cast(), to.len()) == 0
+    }
 }
