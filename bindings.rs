@@ -39,6 +39,10 @@ pub(crate) use self::generated::*;
 )]
 mod generated {
     use super::ffi;
+    use pin_init::{
+        MaybeZeroable,
+        Zeroable, //
+    };
 
     // The kernel crate, too, maps these to pointer-sized integers by hand; bindgen leaves them out.
     type __kernel_size_t = usize;
@@ -46,6 +50,9 @@ mod generated {
     type __kernel_ptrdiff_t = isize;
 
     include!(env!("KRDMA_SMOKE_BINDINGS"));
+
+    // SAFETY: It is nothing but its storage.
+    unsafe impl<T: Zeroable> Zeroable for __BindgenBitfieldUnit<T> {}
 }
 
 /// Which `ib_core` the bindings are of, and the proof that they are laid out as in C; see

@@ -181,7 +181,7 @@ impl<T: DeclaredClient> Registration<T> {
                         add: Some(Self::add_callback),
                         remove: Some(Self::remove_callback),
                         rename: Some(Self::rename_callback),
-                        ..Default::default()
+                        ..pin_init::zeroed()
                     })
                 };
 

@@ -12,7 +12,6 @@ use super::{
 use crate::bindings;
 use core::{
     marker::PhantomData,
-    mem::zeroed,
     ptr::{
         null_mut,
         NonNull, //
@@ -66,8 +65,7 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
         let mut pages = 0u32;
 
         for buffer in buffers {
-            // SAFETY: All members of it may be zero.
-            let mut entry: kernel::bindings::scatterlist = unsafe { zeroed() };
+            let mut entry: kernel::bindings::scatterlist = pin_init::zeroed();
 
             // Drivers look at the addresses for the device only: coherent memory need not have a
             // `struct page`. No buffer is so large that its size would not fit.

@@ -82,7 +82,7 @@ impl<'d> Port<'d> {
 
     /// Asks for the state of a port that the device has, by `ib_query_port()`. May sleep.
     fn query(device: Device<'d>, number: u32) -> Result<Self> {
-        let mut attributes = bindings::ib_port_attr::default();
+        let mut attributes = pin_init::zeroed::<bindings::ib_port_attr>();
 
         // SAFETY: The device is valid by its type invariant, and C writes to the attributes during
         // the call only.
@@ -248,7 +248,7 @@ impl<'d> Port<'d> {
     pub(super) fn path(&self, from: &Address, to: &Address) -> bindings::rdma_ah_attr {
         let mut path = bindings::rdma_ah_attr {
             port_num: self.number,
-            ..Default::default()
+            ..pin_init::zeroed()
         };
 
         // InfiniBand does without within a subnet, but there are ports that want it.

@@ -116,7 +116,7 @@ impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
             },
             sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
             qp_type: bindings::ib_qp_type_IB_QPT_RC,
-            ..Default::default()
+            ..pin_init::zeroed()
         };
 
         // SAFETY: `pd` and `cq` are valid by their type invariants, belong to the same device since
@@ -233,7 +233,7 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
                 pkey_index: 0,
                 port_num: port.number(),
                 qp_access_flags: attributes.access as c_int,
-                ..Default::default()
+                ..pin_init::zeroed()
             },
             ib_qp_attr_mask_IB_QP_STATE
                 | ib_qp_attr_mask_IB_QP_PKEY_INDEX
@@ -250,7 +250,7 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
                 rq_psn: Self::PACKET_SEQUENCE_NUMBER,
                 max_dest_rd_atomic: attributes.incoming_reads,
                 min_rnr_timer: Self::RNR_TIMER,
-                ..Default::default()
+                ..pin_init::zeroed()
             },
             ib_qp_attr_mask_IB_QP_STATE
                 | ib_qp_attr_mask_IB_QP_AV
@@ -269,7 +269,7 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
                 retry_cnt: Self::RETRIES,
                 rnr_retry: Self::RNR_RETRIES,
                 max_rd_atomic: attributes.outstanding_reads,
-                ..Default::default()
+                ..pin_init::zeroed()
             },
             ib_qp_attr_mask_IB_QP_STATE
                 | ib_qp_attr_mask_IB_QP_SQ_PSN
@@ -295,8 +295,8 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
 
     /// Returns the state, by `ib_query_qp()`. May sleep.
     pub(super) fn state(&self) -> Result<State> {
-        let mut attributes = bindings::ib_qp_attr::default();
-        let mut init_attributes = bindings::ib_qp_init_attr::default();
+        let mut attributes = pin_init::zeroed::<bindings::ib_qp_attr>();
+        let mut init_attributes = pin_init::zeroed::<bindings::ib_qp_init_attr>();
 
         // SAFETY: The queue pair is valid by the type invariant. C writes to both during the call
         // only.
@@ -376,7 +376,7 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
         self.modify(
             bindings::ib_qp_attr {
                 qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-                ..Default::default()
+                ..pin_init::zeroed()
             },
             bindings::ib_qp_attr_mask_IB_QP_STATE,
         )

@@ -95,9 +95,9 @@ impl SendRequest {
     pub(super) fn new() -> Self {
         Self {
             wr: SendWr {
-                send: Default::default(),
+                send: pin_init::zeroed(),
             },
-            sge: Default::default(),
+            sge: pin_init::zeroed(),
         }
     }
 
@@ -126,7 +126,7 @@ impl SendRequest {
                     wr,
                     remote_addr: remote.address,
                     rkey: remote.key,
-                    ..Default::default()
+                    ..pin_init::zeroed()
                 };
             }
             _ => {
@@ -200,7 +200,7 @@ fn signalled(opcode: bindings::ib_wr_opcode, cqe: *mut bindings::ib_cqe) -> bind
     let mut wr = bindings::ib_send_wr {
         opcode,
         send_flags: bindings::ib_send_flags_IB_SEND_SIGNALED as c_int,
-        ..Default::default()
+        ..pin_init::zeroed()
     };
 
     wr.__bindgen_anon_1.wr_cqe = cqe;
@@ -208,16 +208,23 @@ fn signalled(opcode: bindings::ib_wr_opcode, cqe: *mut bindings::ib_cqe) -> bind
 }
 
 /// A work request for the receive queue, with the piece of memory that it is about.
-#[derive(Default)]
 pub(super) struct ReceiveRequest {
     wr: bindings::ib_recv_wr,
     sge: bindings::ib_sge,
 }
 
 impl ReceiveRequest {
+    /// Makes one that is nothing yet.
+    pub(super) fn new() -> Self {
+        Self {
+            wr: pin_init::zeroed(),
+            sge: pin_init::zeroed(),
+        }
+    }
+
     /// Sets where a message is to be put. A request for one without data has no piece of memory.
     pub(super) fn set(&mut self, cqe: *mut bindings::ib_cqe, sge: bindings::ib_sge) {
-        self.wr = Default::default();
+        self.wr = pin_init::zeroed();
         self.wr.__bindgen_anon_1.wr_cqe = cqe;
         self.sge = sge;
 
