@@ -65,6 +65,9 @@ const PATIENCE_FOR_PORT: u64 = 60_000_000_000;
 /// How many times to poll between looks at the clock, and turns of other threads.
 const POLLS: u32 = 8;
 
+/// After how many bytes of a batch, which may be of [`MEMORY_MAX`], to look whether to stop.
+const BYTES: usize = 1 << 20;
+
 /// The user of the verbs.
 pub(super) struct Wire;
 
@@ -804,9 +807,16 @@ fn fill_messages(
     stops: Stops<'_>,
 ) -> Result<(), Failure> {
     let mut message = first;
+    let mut bytes = 0usize;
 
     for buffer in end.buffers(count) {
-        stops.check()?;
+        bytes = bytes.wrapping_add(size);
+
+        if bytes >= BYTES {
+            stops.check()?;
+            bytes = 0;
+        }
+
         buffer.fill(size, |index| pattern.word(message, index));
         message = message.wrapping_add(1);
     }
@@ -824,9 +834,16 @@ fn check_messages(
     word: impl Fn(u64, u64) -> u64,
 ) -> Result<(), Failure> {
     let mut message = first;
+    let mut bytes = 0usize;
 
     for buffer in end.buffers(count) {
-        stops.check()?;
+        bytes = bytes.wrapping_add(size);
+
+        if bytes >= BYTES {
+            stops.check()?;
+            bytes = 0;
+        }
+
         buffer
             .check(size, |index| word(message, index))
             .map_err(|offset| Failure::Data { message, offset })?;

@@ -23,6 +23,9 @@
 /* How many times to poll between looks at the clock. */
 #define POLLS	8
 
+/* After how many bytes of a batch to look whether to stop. */
+#define BYTES	SZ_1M
+
 /* What an atomic operation is about. */
 #define WORD	sizeof(u64)
 
@@ -450,14 +453,18 @@ static int fill_messages(const struct run *run, const struct endpoint *ep,
 {
 	size_t words = DIV_ROUND_UP(size, sizeof(u64));
 	size_t i;
+	u32 bytes = 0;
 	u32 message;
 
 	for (message = 0; message < count; message++) {
 		u64 *memory = ep->buffers[message].memory;
 
-		/* A batch may be of 64 MiB. */
-		if (run_is_stopped(run))
-			return stopped(failure);
+		bytes += size;
+		if (bytes >= BYTES) {
+			if (run_is_stopped(run))
+				return stopped(failure);
+			bytes = 0;
+		}
 
 		/* The device may access it at the same time. */
 		for (i = 0; i < words; i++)
@@ -530,14 +537,19 @@ static int check_messages(const struct run *run, const struct endpoint *ep,
 {
 	size_t words = DIV_ROUND_UP(size, sizeof(u64));
 	size_t i;
+	u32 bytes = 0;
 	u32 message;
 	int ret;
 
 	for (message = 0; message < count; message++) {
 		const u64 *memory = ep->buffers[message].memory;
 
-		if (run_is_stopped(run))
-			return stopped(failure);
+		bytes += size;
+		if (bytes >= BYTES) {
+			if (run_is_stopped(run))
+				return stopped(failure);
+			bytes = 0;
+		}
 
 		for (i = 0; i < words; i++) {
 			u64 difference = READ_ONCE(memory[i]) ^
@@ -566,9 +578,6 @@ static int check_operations(const struct run *run,
 	int ret;
 
 	for (i = 0; i < run->requester.messages; i++, message++) {
-		if (run_is_stopped(run))
-			return stopped(failure);
-
 		expected = pattern_word(number, message, 1);
 		if (request->wr_opcode != IB_WR_ATOMIC_CMP_AND_SWP)
 			expected += pattern_word(number, message, 0);
