@@ -170,7 +170,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let raw = qp.as_raw();
         let mut this = Self {
             sends: array(one_more, |_| Ok(SendRequest::new()))?,
-            receives: array(batch, |_| Ok(ReceiveRequest::default()))?,
+            receives: array(batch, |_| Ok(ReceiveRequest::new()))?,
             send_entries: array(one_more, |_| Ok(Entry::new(&sending, raw)))?,
             receive_entries: array(batch, |_| Ok(Entry::new(&receiving, raw)))?,
             buffers: array(one_more, |index| {
@@ -575,26 +575,23 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// Returns how the work requests of the last batch have completed, the read behind it included.
     pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        let entries = self.send_entries.get(..self.prepared).unwrap_or_default();
-
-        entries.iter().map(Entry::completion)
+        self.sending
+            .completions(self.send_entries.get(..self.prepared).unwrap_or_default())
     }
 
     /// As [`Self::completions()`], without the read behind it.
     pub(crate) fn message_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        let entries = self.send_entries.get(..self.messages()).unwrap_or_default();
-
-        entries.iter().map(Entry::completion)
+        self.sending
+            .completions(self.send_entries.get(..self.messages).unwrap_or_default())
     }
 
     /// As [`Self::completions()`], of the receives.
     pub(crate) fn receive_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        let entries = self
-            .receive_entries
-            .get(..self.prepared_receives)
-            .unwrap_or_default();
-
-        entries.iter().map(Entry::completion)
+        self.receiving.completions(
+            self.receive_entries
+                .get(..self.prepared_receives)
+                .unwrap_or_default(),
+        )
     }
 
     /// Returns the memory of the first messages of a batch.

@@ -4,7 +4,10 @@
 
 use super::PollContext;
 use crate::bindings;
-use core::ptr::NonNull;
+use core::{
+    cell::UnsafeCell,
+    ptr::NonNull, //
+};
 use kernel::{
     fmt,
     macros::paste,
@@ -118,14 +121,30 @@ pub(crate) struct WorkCompletion {
     pub(crate) time: u64,
 }
 
+impl WorkCompletion {
+    /// It has not completed.
+    const NONE: Self = Self {
+        times: 0,
+        is_own: false,
+        status: Status::SUCCESS,
+        opcode: Opcode::SEND,
+        vendor_err: 0,
+        byte_len: 0,
+        immediate: None,
+        time: 0,
+    };
+}
+
 /// How many work requests of one queue are outstanding, and who waits for them.
+///
+/// It belongs to one thread. Completions come in that thread, by [`PollContext::Direct`], or in
+/// another one, by [`PollContext::Workqueue`], one after another (`ib_cq_poll_work()`).
 #[pin_data]
 pub(super) struct Outstanding {
     count: Atomic<i32>,
     /// One has failed, or has completed twice.
     is_bad: Atomic<i32>,
-    /// Somebody sleeps until it is over.
-    is_waited_for: bool,
+    context: PollContext,
     #[pin]
     over: Opaque<kernel::bindings::completion>,
 }
@@ -135,7 +154,7 @@ impl Outstanding {
         pin_init!(Self {
             count: Atomic::new(0),
             is_bad: Atomic::new(0),
-            is_waited_for: context == PollContext::Workqueue,
+            context,
             over <- Opaque::ffi_init(|over| {
                 // SAFETY: The slot is writable memory for a `struct completion`, which stays where
                 // it is.
@@ -158,7 +177,7 @@ impl Outstanding {
         }
 
         for entry in entries {
-            entry.completions.store(0, Relaxed);
+            entry.begin(self.context);
         }
 
         // SAFETY: The completion was initialised, and nothing is outstanding that would wake
@@ -188,6 +207,33 @@ impl Outstanding {
         self.is_bad.load(Acquire) != 0
     }
 
+    /// Returns how the work requests of `entries` have completed so far; they are of those that were
+    /// posted last.
+    pub(super) fn completions<'a>(
+        &self,
+        entries: &'a [Entry],
+    ) -> impl Iterator<Item = WorkCompletion> + use<'a> {
+        // No more are recorded, or only by this thread.
+        let is_still = self.context == PollContext::Direct || self.count() == 0;
+        let is_bad = self.is_bad();
+
+        entries.iter().map(move |entry| {
+            if !is_still && entry.is_recorded.load(Acquire) == 0 {
+                return WorkCompletion::NONE;
+            }
+
+            // SAFETY: Nothing writes to it now: it has been written, which pairs with the release in
+            // `Entry::complete()`, and is written once only; or see above.
+            let mut completion = unsafe { *entry.completion.get() };
+
+            if is_bad && entry.is_repeated.load(Relaxed) != 0 {
+                completion.times = 2;
+            }
+
+            completion
+        })
+    }
+
     /// Sleeps until it is over, or for a tenth of a second.
     pub(super) fn wait(&self) {
         // SAFETY: The completion was initialised.
@@ -200,7 +246,7 @@ impl Outstanding {
     }
 
     fn wake(&self) {
-        if self.is_waited_for {
+        if self.context == PollContext::Workqueue {
             // SAFETY: The completion was initialised.
             unsafe { kernel::bindings::complete(self.over.get()) };
         }
@@ -208,23 +254,19 @@ impl Outstanding {
 }
 
 /// Where a completion finds the work request that it is of, and is recorded.
-///
-/// Written by one completion queue's functions only, one after another, and read when all is over.
 #[repr(C)]
 pub(super) struct Entry {
     /// What `wr_cqe` points to; first, so that the entry is found.
     cqe: bindings::ib_cqe,
     outstanding: NonNull<Outstanding>,
     qp: *mut bindings::ib_qp,
-    completions: Atomic<u32>,
-    is_own: Atomic<i32>,
-    status: Atomic<u32>,
-    opcode: Atomic<u32>,
-    vendor_err: Atomic<u32>,
-    byte_len: Atomic<u32>,
-    has_immediate: Atomic<i32>,
-    immediate: Atomic<u32>,
-    time: Atomic<u64>,
+    /// The first completion since the work request was posted. Plain memory, written by
+    /// [`Entry::done()`] only: atomic members would cost a call each, for every message.
+    completion: UnsafeCell<WorkCompletion>,
+    /// That is written, and is not written again before [`Outstanding::begin()`].
+    is_recorded: Atomic<i32>,
+    /// It has completed once more.
+    is_repeated: Atomic<i32>,
 }
 
 impl Entry {
@@ -235,15 +277,19 @@ impl Entry {
             },
             outstanding: outstanding.into(),
             qp,
-            completions: Atomic::new(0),
-            is_own: Atomic::new(0),
-            status: Atomic::new(0),
-            opcode: Atomic::new(0),
-            vendor_err: Atomic::new(0),
-            byte_len: Atomic::new(0),
-            has_immediate: Atomic::new(0),
-            immediate: Atomic::new(0),
-            time: Atomic::new(0),
+            completion: UnsafeCell::new(WorkCompletion::NONE),
+            is_recorded: Atomic::new(0),
+            is_repeated: Atomic::new(0),
+        }
+    }
+
+    /// Makes ready for a completion.
+    fn begin(&self, context: PollContext) {
+        // SAFETY: Nothing is outstanding, so that nothing completes.
+        unsafe { (*self.completion.get()).times = 0 };
+
+        if context == PollContext::Workqueue {
+            self.is_recorded.store(0, Relaxed);
         }
     }
 
@@ -271,38 +317,50 @@ impl Entry {
             return;
         }
 
-        let time = now();
-        let completions = self.completions.load(Relaxed);
-        let is_own = wc.qp == self.qp
-            && !(cfg!(krdma_smoke_bug = "wrong-qp")
-                && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP);
-
-        self.completions.store(completions.wrapping_add(1), Relaxed);
-        self.is_own.store(is_own.into(), Relaxed);
-        self.status.store(wc.status, Relaxed);
-        self.opcode.store(wc.opcode, Relaxed);
-        self.vendor_err.store(wc.vendor_err, Relaxed);
-        self.byte_len.store(wc.byte_len, Relaxed);
-        self.has_immediate.store(
-            wc.wc_flags & bindings::ib_wc_flags_IB_WC_WITH_IMM as c_int,
-            Relaxed,
-        );
-        // SAFETY: Any bytes are an integer.
-        let immediate = unsafe { wc.ex.imm_data };
-
-        self.immediate.store(u32::from_be(immediate), Relaxed);
-        self.time.store(time, Relaxed);
-
         // SAFETY: The endpoint keeps it until its completion queue is freed.
         let outstanding = unsafe { self.outstanding.as_ref() };
 
-        if wc.status != bindings::ib_wc_status_IB_WC_SUCCESS || completions != 0 || !is_own {
+        // SAFETY: Nothing else reads or writes it, before it is said below that it is recorded; after
+        // that nothing writes to it.
+        if unsafe { (*self.completion.get()).times } != 0 {
+            // It stands for none of the others.
+            self.is_repeated.store(1, Relaxed);
+            outstanding.is_bad.store(1, Release);
+            outstanding.wake();
+            return;
+        }
+
+        let is_own = wc.qp == self.qp
+            && !(cfg!(krdma_smoke_bug = "wrong-qp")
+                && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP);
+        let has_immediate = wc.wc_flags & bindings::ib_wc_flags_IB_WC_WITH_IMM as c_int != 0;
+        // SAFETY: Any bytes are an integer.
+        let immediate = unsafe { wc.ex.imm_data };
+
+        let completion = WorkCompletion {
+            times: 1,
+            is_own,
+            status: Status(wc.status),
+            opcode: Opcode(wc.opcode),
+            vendor_err: wc.vendor_err,
+            byte_len: wc.byte_len,
+            immediate: has_immediate.then_some(u32::from_be(immediate)),
+            time: now(),
+        };
+
+        // SAFETY: As above.
+        unsafe { *self.completion.get() = completion };
+
+        if outstanding.context == PollContext::Workqueue {
+            self.is_recorded.store(1, Release);
+        }
+
+        if completion.status != Status::SUCCESS || !is_own {
             outstanding.is_bad.store(1, Release);
             outstanding.wake();
         }
 
-        // One that completes again stands for none of the others.
-        if completions == 0 && outstanding.count.fetch_sub(1, Release) == 1 {
+        if outstanding.count.fetch_sub(1, Release) == 1 {
             outstanding.wake();
         }
     }
@@ -311,21 +369,6 @@ impl Entry {
     pub(super) fn as_raw(&self) -> *mut bindings::ib_cqe {
         // Of the whole entry, which `done()` makes of it again.
         core::ptr::from_ref(self).cast_mut().cast()
-    }
-
-    /// Returns what is recorded.
-    pub(super) fn completion(&self) -> WorkCompletion {
-        WorkCompletion {
-            times: self.completions.load(Relaxed),
-            is_own: self.is_own.load(Relaxed) != 0,
-            status: Status(self.status.load(Relaxed)),
-            opcode: Opcode(self.opcode.load(Relaxed)),
-            vendor_err: self.vendor_err.load(Relaxed),
-            byte_len: self.byte_len.load(Relaxed),
-            immediate: (self.has_immediate.load(Relaxed) != 0)
-                .then(|| self.immediate.load(Relaxed)),
-            time: self.time.load(Relaxed),
-        }
     }
 }
 
