@@ -68,18 +68,9 @@ PATHS = {
 }
 
 # What is tried where: siw cannot have traffic, and to try the loading of any module once will do.
-# What is about traffic, or about siw, takes as long again, and is left to the lab.
 _CASES = [
-    *(
-        pytest.param("kasan", name, marks=[pytest.mark.long] if path.traffic else [])
-        for name, path in PATHS.items()
-        if name != "init"
-    ),
-    *(
-        pytest.param("kasan-siw", name, marks=pytest.mark.long)
-        for name, path in PATHS.items()
-        if name != "insmod" and not path.traffic
-    ),
+    *(("kasan", name) for name in PATHS if name != "init"),
+    *(("kasan-siw", name) for name, path in PATHS.items() if name != "insmod" and not path.traffic),
 ]
 
 
