@@ -35,6 +35,7 @@ use crate::{
         now,
         relax,
         Address,
+        CallError,
         Consumer,
         Device,
         Endpoint,
@@ -92,10 +93,10 @@ impl Consumer for Wire {
     }
 }
 
-/// Two endpoints that are connected.
+/// Two endpoints that are connected; not on the stack, for which they are too large.
 struct Pair<'d, 'p> {
-    requester: Endpoint<'d, Wire>,
-    target: Endpoint<'p, Wire>,
+    requester: KBox<Endpoint<'d, Wire>>,
+    target: KBox<Endpoint<'p, Wire>>,
     /// The target's memory is open to the requester.
     is_open: bool,
 }
@@ -324,14 +325,18 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         &self,
         device: Device<'e>,
         attributes: &EndpointAttributes,
-    ) -> Result<Endpoint<'e, Wire>, Failure> {
+    ) -> Result<KBox<Endpoint<'e, Wire>>, Failure> {
         let goes_on = || self.stops.check().is_ok();
 
-        Endpoint::create(device, attributes, goes_on).or_else(|error| {
-            // It has not failed if it was called off.
-            self.stops.check()?;
-            Err(error.into())
-        })
+        match Endpoint::create(device, attributes, goes_on) {
+            Ok(endpoint) => KBox::new(endpoint, GFP_KERNEL)
+                .map_err(|error| Failure::Call(CallError::of_memory(error))),
+            Err(error) => {
+                // It has not failed if it was called off.
+                self.stops.check()?;
+                Err(error.into())
+            }
+        }
     }
 
     /// Says, and keeps, between what there is traffic.
