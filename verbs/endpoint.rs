@@ -37,7 +37,10 @@ use super::{
     WorkCompletion, //
 };
 use crate::bindings;
-use core::ptr::null_mut;
+use core::{
+    mem::ManuallyDrop,
+    ptr::null_mut, //
+};
 use kernel::{
     alloc::KVec,
     page::PAGE_SIZE,
@@ -82,14 +85,12 @@ impl EndpointAttributes {
 /// What is posted refers to this only, so that there is nothing that a caller could free too early.
 /// Dropping it drains the queue pair, and destroys everything.
 pub(crate) struct Endpoint<'d, C: Consumer> {
-    // First, so that it is destroyed, and the completion queue freed, before what they use.
-    qp: QueuePair<'d, C, PolledCompletionQueue<'d, C>>,
+    qp: ManuallyDrop<QueuePair<'d, C, PolledCompletionQueue<'d, C>>>,
     /// Of the messages' buffers, if the peer is to access them: each of as many as are given, the
     /// last perhaps of fewer.
     regions: KVec<MemoryRegion<'d, C>>,
     buffers_per_region: usize,
-    /// One for each message, and one for the read behind them.
-    buffers: KVec<Buffer<'d>>,
+    used: ManuallyDrop<Used<'d>>,
     sends: KVec<SendRequest>,
     receives: KVec<ReceiveRequest>,
     /// What the batch that is prepared asks for, of how many messages it is, and of how many work
@@ -98,13 +99,20 @@ pub(crate) struct Endpoint<'d, C: Consumer> {
     messages: usize,
     prepared: usize,
     prepared_receives: usize,
+    context: PollContext,
+    lkey: u32,
+    device: Device<'d>,
+}
+
+/// What the device, and the completions of what was posted, may use for as long as there is the queue
+/// pair.
+struct Used<'d> {
+    /// One for each message, and one for the read behind them.
+    buffers: KVec<Buffer<'d>>,
     send_entries: KVec<Entry>,
     receive_entries: KVec<Entry>,
     sending: Pin<KBox<Outstanding>>,
     receiving: Pin<KBox<Outstanding>>,
-    context: PollContext,
-    lkey: u32,
-    device: Device<'d>,
 }
 
 impl<'d, C: Consumer> Endpoint<'d, C> {
@@ -168,9 +176,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let receiving = outstanding()?;
 
         let raw = qp.as_raw();
-        let mut this = Self {
-            sends: array(one_more, |_| Ok(SendRequest::new()))?,
-            receives: array(batch, |_| Ok(ReceiveRequest::new()))?,
+        let used = Used {
             send_entries: array(one_more, |_| Ok(Entry::new(&sending, raw)))?,
             receive_entries: array(batch, |_| Ok(Entry::new(&receiving, raw)))?,
             buffers: array(one_more, |index| {
@@ -184,17 +190,22 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 check()?;
                 Buffer::allocate(device, size).map_err(CallError::of_memory)
             })?,
+            sending,
+            receiving,
+        };
+        let mut this = Self {
+            sends: array(one_more, |_| Ok(SendRequest::new()))?,
+            receives: array(batch, |_| Ok(ReceiveRequest::new()))?,
             regions: KVec::new(),
             buffers_per_region: 0,
             request: None,
             messages: 0,
             prepared: 0,
             prepared_receives: 0,
-            sending,
-            receiving,
+            used: ManuallyDrop::new(used),
             context: attributes.context,
             lkey,
-            qp,
+            qp: ManuallyDrop::new(qp),
             device,
         };
 
@@ -204,9 +215,9 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 .capabilities()
                 .registered_pages
                 .min(Self::REGION_PAGES) as usize;
-            let size = this.buffers.first().map_or(PAGE_SIZE, Buffer::size);
+            let size = this.used.buffers.first().map_or(PAGE_SIZE, Buffer::size);
             let each = pages.checked_div(size / PAGE_SIZE).unwrap_or(1).max(1);
-            let messages = this.buffers.get(..batch).unwrap_or_default();
+            let messages = this.used.buffers.get(..batch).unwrap_or_default();
             let mut pieces = messages.chunks(each);
             let pd = this.qp.pd();
 
@@ -306,7 +317,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         &mut self,
         mut set: impl FnMut(&mut SendRequest, *mut bindings::ib_cqe, &mut MemoryRegion<'d, C>),
     ) {
-        let mut entries = self.send_entries.iter();
+        let mut entries = self.used.send_entries.iter();
         let mut sends = self.sends.iter_mut();
 
         self.request = None;
@@ -327,7 +338,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let (Some(number), Some(place), Some(buffer)) = (
             index.checked_div(self.buffers_per_region),
             index.checked_rem(self.buffers_per_region),
-            self.buffers.first(),
+            self.used.buffers.first(),
         ) else {
             return Remote::default();
         };
@@ -344,14 +355,14 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     fn prepare_one(&mut self, index: usize, request: Request, length: usize, remote: Remote) {
         let (Some(send), Some(buffer), Some(entry)) = (
             self.sends.get_mut(index),
-            self.buffers.get(index),
-            self.send_entries.get(index),
+            self.used.buffers.get(index),
+            self.used.send_entries.get(index),
         ) else {
             return;
         };
 
         #[cfg(krdma_smoke_bug = "wrong-wr_cqe")]
-        let entry = match (self.request, self.send_entries.first()) {
+        let entry = match (self.request, self.used.send_entries.first()) {
             (Some(Request::Read), Some(first)) => first,
             _ => entry,
         };
@@ -440,13 +451,20 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// `EBUSY` if the one before it is not over, or what `ib_post_send()` returns; the endpoint is
     /// good for nothing then.
     pub(crate) fn post(&mut self) -> Result<(), CallError> {
-        let entries = self.send_entries.get(..self.prepared).unwrap_or_default();
+        let entries = self
+            .used
+            .send_entries
+            .get(..self.prepared)
+            .unwrap_or_default();
 
         let (Some(first), false) = (self.sends.first_mut(), entries.is_empty()) else {
             return Ok(());
         };
 
-        self.sending.begin(entries).map_err(of("ib_post_send"))?;
+        self.used
+            .sending
+            .begin(entries)
+            .map_err(of("ib_post_send"))?;
 
         // SAFETY: The requests were prepared, and are linked to one another; their entries stay
         // until the queue pair is destroyed, and so do the buffers. There are no more of them than
@@ -458,8 +476,8 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// `length` bytes. Of more than the depth, or the size, only as many are prepared.
     pub(crate) fn prepare_receives(&mut self, count: usize, length: usize) {
         let count = count.min(self.receives.len());
-        let mut buffers = self.buffers.iter();
-        let mut entries = self.receive_entries.iter();
+        let mut buffers = self.used.buffers.iter();
+        let mut entries = self.used.receive_entries.iter();
 
         self.prepared_receives = count;
 
@@ -488,6 +506,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// As [`Self::post()`], of `ib_post_recv()`.
     pub(crate) fn post_receives(&mut self) -> Result<(), CallError> {
         let entries = self
+            .used
             .receive_entries
             .get(..self.prepared_receives)
             .unwrap_or_default();
@@ -496,7 +515,10 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             return Ok(());
         };
 
-        self.receiving.begin(entries).map_err(of("ib_post_recv"))?;
+        self.used
+            .receiving
+            .begin(entries)
+            .map_err(of("ib_post_recv"))?;
 
         // SAFETY: As in `post()`.
         unsafe { self.qp.post_receive(first.as_raw()) }.map_err(of("ib_post_recv"))
@@ -507,42 +529,49 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     pub(crate) fn poll(&self) {
         match self.context {
             PollContext::Direct => self.qp.cq().process(),
-            PollContext::Workqueue if !self.sending.is_over() => self.sending.wait(),
-            PollContext::Workqueue if !self.receiving.is_over() => self.receiving.wait(),
+            PollContext::Workqueue if !self.used.sending.is_over() => self.used.sending.wait(),
+            PollContext::Workqueue if !self.used.receiving.is_over() => self.used.receiving.wait(),
             PollContext::Workqueue => {}
         }
     }
 
     /// Tells whether everything that was posted has completed, or something has gone wrong.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_bad() || (self.sending.is_over() && self.receiving.is_over())
+        self.is_bad() || (self.used.sending.is_over() && self.used.receiving.is_over())
     }
 
     /// Tells whether a work request has failed, or has completed more than once.
     pub(crate) fn is_bad(&self) -> bool {
-        self.sending.is_bad() || self.receiving.is_bad()
+        self.used.sending.is_bad() || self.used.receiving.is_bad()
     }
 
     /// Tells whether work requests have been posted, to be sent, that have not completed.
     pub(crate) fn has_outstanding_sends(&self) -> bool {
-        self.sending.count() > 0
+        self.used.sending.count() > 0
+    }
+
+    /// Returns how many work requests have been posted that have not completed.
+    pub(crate) fn outstanding(&self) -> i32 {
+        self.used
+            .sending
+            .count()
+            .saturating_add(self.used.receiving.count())
     }
 
     /// Makes sure that nothing is outstanding. May sleep.
     fn drain(&mut self) {
         let is_flushed = self.qp.flush().is_ok();
-        let outstanding = || self.sending.count().saturating_add(self.receiving.count());
 
         // `ib_drain_qp()` waits a tenth of a second for each queue, for somebody else to take the
         // completions, before it does so itself. It is left what does not come.
         if is_flushed && self.context == PollContext::Direct {
-            let mut count = outstanding();
+            let mut count = self.outstanding();
             let mut since = now();
 
             while count > 0 && now().saturating_sub(since) < Self::PATIENCE {
                 self.qp.cq().process();
 
-                let left = outstanding();
+                let left = self.outstanding();
 
                 if left == count {
                     relax();
@@ -553,7 +582,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             }
         }
 
-        if self.sending.count() == 0 && self.receiving.count() == 0 {
+        if self.outstanding() == 0 {
             // SAFETY: All that is posted has an entry, and is counted until that has completed.
             unsafe { self.qp.set_drained() };
         }
@@ -575,20 +604,29 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// Returns how the work requests of the last batch have completed, the read behind it included.
     pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.sending
-            .completions(self.send_entries.get(..self.prepared).unwrap_or_default())
+        self.used.sending.completions(
+            self.used
+                .send_entries
+                .get(..self.prepared)
+                .unwrap_or_default(),
+        )
     }
 
     /// As [`Self::completions()`], without the read behind it.
     pub(crate) fn message_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.sending
-            .completions(self.send_entries.get(..self.messages).unwrap_or_default())
+        self.used.sending.completions(
+            self.used
+                .send_entries
+                .get(..self.messages)
+                .unwrap_or_default(),
+        )
     }
 
     /// As [`Self::completions()`], of the receives.
     pub(crate) fn receive_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.receiving.completions(
-            self.receive_entries
+        self.used.receiving.completions(
+            self.used
+                .receive_entries
                 .get(..self.prepared_receives)
                 .unwrap_or_default(),
         )
@@ -596,7 +634,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
     /// Returns the memory of the first messages of a batch.
     pub(crate) fn buffers(&self, count: usize) -> impl Iterator<Item = &Buffer<'d>> {
-        self.buffers.get(..count).unwrap_or_default().iter()
+        self.used.buffers.get(..count).unwrap_or_default().iter()
     }
 
     /// Returns the state of the queue pair. May sleep.
@@ -614,6 +652,14 @@ impl<C: Consumer> Drop for Endpoint<'_, C> {
         self.drain();
         // Before their protection domain, which goes with the queue pair.
         drop(core::mem::replace(&mut self.regions, KVec::new()));
+
+        // SAFETY: Neither is used after this, and this is the only place that drops them.
+        unsafe {
+            // A queue pair that stays may use them still; they are leaked with it.
+            if ManuallyDrop::take(&mut self.qp).destroy() {
+                ManuallyDrop::drop(&mut self.used);
+            }
+        }
     }
 }
 

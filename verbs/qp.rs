@@ -443,17 +443,25 @@ impl fmt::Display for State {
     }
 }
 
-impl<'d, C: Consumer, Q: Queue<'d>> Drop for QueuePair<'d, C, Q> {
-    fn drop(&mut self) {
+impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
+    /// Destroys the queue pair, as dropping it does; tells whether it is gone, or the device keeps
+    /// it. May sleep.
+    pub(super) fn destroy(self) -> bool {
+        ManuallyDrop::new(self).destroy_in_place()
+    }
+
+    /// To be called once, by whoever does not use the queue pair any more.
+    fn destroy_in_place(&mut self) -> bool {
         self.drain();
 
         // SAFETY: By the type invariant this is the only call for this queue pair, and the device
         // is still there. No user data goes with a kernel object.
         let ret = unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), null_mut()) };
+        let is_gone = destroyed::<C>("ib_destroy_qp", ret);
 
         // A queue pair that could not be destroyed goes on using the other two: they are leaked
         // with it.
-        if destroyed::<C>("ib_destroy_qp", ret) {
+        if is_gone {
             // SAFETY: Nobody uses the fields after this, and this is the only place that drops
             // them.
             unsafe {
@@ -461,5 +469,13 @@ impl<'d, C: Consumer, Q: Queue<'d>> Drop for QueuePair<'d, C, Q> {
                 ManuallyDrop::drop(&mut self.pd);
             }
         }
+
+        is_gone
+    }
+}
+
+impl<'d, C: Consumer, Q: Queue<'d>> Drop for QueuePair<'d, C, Q> {
+    fn drop(&mut self) {
+        self.destroy_in_place();
     }
 }

@@ -180,9 +180,11 @@ impl Outstanding {
             entry.begin(self.context);
         }
 
-        // SAFETY: The completion was initialised, and nothing is outstanding that would wake
-        // anybody: `reinit_completion()`.
-        unsafe { (*self.over.get()).done = 0 };
+        if self.context == PollContext::Workqueue {
+            // What nobody has waited for.
+            // SAFETY: The completion was initialised.
+            while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
+        }
 
         // The device, and what it causes, come after the call that posts.
         self.count.store(count, Relaxed);
@@ -213,17 +215,17 @@ impl Outstanding {
         &self,
         entries: &'a [Entry],
     ) -> impl Iterator<Item = WorkCompletion> + use<'a> {
-        // No more are recorded, or only by this thread.
-        let is_still = self.context == PollContext::Direct || self.count() == 0;
+        let context = self.context;
         let is_bad = self.is_bad();
 
         entries.iter().map(move |entry| {
-            if !is_still && entry.is_recorded.load(Acquire) == 0 {
+            if context == PollContext::Workqueue && entry.is_recorded.load(Acquire) == 0 {
                 return WorkCompletion::NONE;
             }
 
-            // SAFETY: Nothing writes to it now: it has been written, which pairs with the release in
-            // `Entry::complete()`, and is written once only; or see above.
+            // SAFETY: It is written by this thread; or it has been written, which pairs with the
+            // release in `Entry::complete()`, and is not again before `begin()`, which is of this
+            // thread.
             let mut completion = unsafe { *entry.completion.get() };
 
             if is_bad && entry.is_repeated.load(Relaxed) != 0 {
@@ -234,7 +236,8 @@ impl Outstanding {
         })
     }
 
-    /// Sleeps until it is over, or for a tenth of a second.
+    /// Sleeps until it is over, or for a tenth of a second; perhaps not at all, if the wake-up for
+    /// what was posted before came late.
     pub(super) fn wait(&self) {
         // SAFETY: The completion was initialised.
         unsafe {
@@ -263,7 +266,8 @@ pub(super) struct Entry {
     /// The first completion since the work request was posted. Plain memory, written by
     /// [`Entry::done()`] only: atomic members would cost a call each, for every message.
     completion: UnsafeCell<WorkCompletion>,
-    /// That is written, and is not written again before [`Outstanding::begin()`].
+    /// That is written, and is not written again before [`Outstanding::begin()`]. Of use only where
+    /// completions come in another thread.
     is_recorded: Atomic<i32>,
     /// It has completed once more.
     is_repeated: Atomic<i32>,
@@ -285,11 +289,11 @@ impl Entry {
 
     /// Makes ready for a completion.
     fn begin(&self, context: PollContext) {
-        // SAFETY: Nothing is outstanding, so that nothing completes.
-        unsafe { (*self.completion.get()).times = 0 };
-
-        if context == PollContext::Workqueue {
-            self.is_recorded.store(0, Relaxed);
+        match context {
+            // SAFETY: Completions come in this thread, which is here.
+            PollContext::Direct => unsafe { (*self.completion.get()).times = 0 },
+            // Not more: a device may be about to complete once more what it has completed.
+            PollContext::Workqueue => self.is_recorded.store(0, Relaxed),
         }
     }
 
@@ -304,7 +308,7 @@ impl Entry {
         let wc = unsafe { &*wc };
 
         // SAFETY: By the safety requirement this is the first member of an entry. The endpoint keeps
-        // it until its completion queue is freed.
+        // it until its queue pair and its completion queue are gone.
         let entry = unsafe { &*wc.__bindgen_anon_1.wr_cqe.cast::<Self>() };
 
         entry.complete(wc);
@@ -317,12 +321,17 @@ impl Entry {
             return;
         }
 
-        // SAFETY: The endpoint keeps it until its completion queue is freed.
-        let outstanding = unsafe { self.outstanding.as_ref() };
+        let time = now();
 
-        // SAFETY: Nothing else reads or writes it, before it is said below that it is recorded; after
-        // that nothing writes to it.
-        if unsafe { (*self.completion.get()).times } != 0 {
+        // SAFETY: The endpoint keeps it until its queue pair and its completion queue are gone.
+        let outstanding = unsafe { self.outstanding.as_ref() };
+        let is_recorded = match outstanding.context {
+            // SAFETY: Only this thread reads and writes it.
+            PollContext::Direct => unsafe { (*self.completion.get()).times != 0 },
+            PollContext::Workqueue => self.is_recorded.load(Relaxed) != 0,
+        };
+
+        if is_recorded {
             // It stands for none of the others.
             self.is_repeated.store(1, Relaxed);
             outstanding.is_bad.store(1, Release);
@@ -345,10 +354,11 @@ impl Entry {
             vendor_err: wc.vendor_err,
             byte_len: wc.byte_len,
             immediate: has_immediate.then_some(u32::from_be(immediate)),
-            time: now(),
+            time,
         };
 
-        // SAFETY: As above.
+        // SAFETY: Nobody else uses it before it is said to be recorded: completions of one queue come
+        // one after another.
         unsafe { *self.completion.get() = completion };
 
         if outstanding.context == PollContext::Workqueue {
@@ -378,5 +388,5 @@ pub(crate) fn now() -> u64 {
     let time = unsafe { kernel::bindings::ktime_get() };
 
     // Negative it never is.
-    time.unsigned_abs()
+    time as u64
 }
