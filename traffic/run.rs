@@ -106,6 +106,13 @@ impl Pair<'_, '_> {
     fn is_bad(&self) -> bool {
         self.requester.is_bad() || self.target.is_bad()
     }
+
+    /// How many work requests have not completed.
+    fn outstanding(&self) -> i32 {
+        self.requester
+            .outstanding()
+            .saturating_add(self.target.outstanding())
+    }
 }
 
 /// How many tests have been run, and have failed.
@@ -526,13 +533,15 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         Err(diagnose(pair, what, first))
     }
 
-    /// Takes completions until something holds; returns whether it does, or the patience is over.
+    /// Takes completions until something holds; returns whether it does, or nothing has completed for
+    /// too long.
     fn wait(
         &self,
         pair: &Pair<'d, 'p>,
         holds: impl Fn(&Pair<'d, 'p>) -> bool,
     ) -> Result<bool, Failure> {
-        let mut start = None;
+        let mut since = 0;
+        let mut outstanding = None;
         let mut polls = 0u32;
 
         loop {
@@ -553,8 +562,14 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.stops.check()?;
 
             let now = now();
+            let left = Some(pair.outstanding());
 
-            if now.saturating_sub(*start.get_or_insert(now)) > PATIENCE {
+            if left != outstanding {
+                outstanding = left;
+                since = now;
+            }
+
+            if now.saturating_sub(since) > PATIENCE {
                 return Ok(false);
             }
 
@@ -654,7 +669,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
             for completion in pair.requester.message_completions() {
                 if completion.status != expected {
-                    return Err(bad(&completion, test.name(), message, pair));
+                    return Err(bad(&completion, test.name(), message, &pair.requester));
                 }
 
                 if expected == Status::WR_FLUSH_ERR {
@@ -734,7 +749,7 @@ fn check(
 
     for completion in pair.requester.message_completions() {
         if completion.times != 1 {
-            return Err(bad(&completion, test.name(), message, pair));
+            return Err(bad(&completion, test.name(), message, &pair.requester));
         }
 
         if completion.opcode != test.0.opcode() {
@@ -751,7 +766,7 @@ fn check(
 
     for completion in pair.target.receive_completions() {
         if completion.times != 1 {
-            return Err(bad(&completion, "receive", message, pair));
+            return Err(bad(&completion, "receive", message, &pair.target));
         }
 
         let opcode = if test.is_sent() {
@@ -860,47 +875,54 @@ fn check_messages(
 
 /// Finds out why a batch has not completed as it should.
 fn diagnose(pair: &Pair<'_, '_>, what: &'static str, first: u64) -> Failure {
+    let (requester, target) = (&*pair.requester, &*pair.target);
+
     let find = |is_bad: fn(&WorkCompletion) -> bool| {
-        position(pair.requester.completions(), is_bad)
-            .or_else(|| position(pair.target.completions(), is_bad))
-            .map(|found| (what, found))
-            .or_else(|| {
-                position(pair.target.receive_completions(), is_bad).map(|found| ("receive", found))
-            })
+        if let Some((index, completion)) = position(requester.completions(), is_bad) {
+            let message = first.wrapping_add(index);
+
+            return Some(if index < requester.messages() as u64 {
+                bad(&completion, what, message, requester)
+            } else {
+                // It is that of the last message.
+                let message = message.saturating_sub(1);
+
+                bad(&completion, "the read behind it", message, requester)
+            });
+        }
+
+        if let Some((index, completion)) = position(target.completions(), is_bad) {
+            return Some(bad(&completion, what, first.wrapping_add(index), target));
+        }
+
+        let (index, completion) = position(target.receive_completions(), is_bad)?;
+
+        Some(bad(
+            &completion,
+            "receive",
+            first.wrapping_add(index),
+            target,
+        ))
     };
 
     // What was flushed was so for another one's failure.
-    let found = find(|wc| {
-        wc.times > 0 && wc.status != Status::SUCCESS && wc.status != Status::WR_FLUSH_ERR
-    })
-    .or_else(|| find(|wc| wc.times > 1 || (wc.times == 1 && !wc.is_own)))
-    .or_else(|| find(|wc| wc.times > 0 && wc.status != Status::SUCCESS))
-    .or_else(|| find(|wc| wc.times == 0));
-
-    match found {
-        // It is that of the last message.
-        Some((_, (index, completion)))
-            if index >= pair.requester.messages() as u64 && index > 0 =>
-        {
-            let last = first.wrapping_add(index.wrapping_sub(1));
-
-            bad(&completion, "the read behind it", last, pair)
-        }
-        Some((of, (index, completion))) => bad(&completion, of, first.wrapping_add(index), pair),
+    find(|wc| wc.times > 0 && wc.status != Status::SUCCESS && wc.status != Status::WR_FLUSH_ERR)
+        .or_else(|| find(|wc| wc.times > 1 || (wc.times == 1 && !wc.is_own)))
+        .or_else(|| find(|wc| wc.times > 0 && wc.status != Status::SUCCESS))
+        .or_else(|| find(|wc| wc.times == 0))
         // What was lost has come meanwhile.
-        None => Failure::Lost {
+        .unwrap_or(Failure::Lost {
             of: what,
             message: first,
-        },
-    }
+        })
 }
 
-/// Returns what is wrong with a completion.
+/// Returns what is wrong with a completion at one end.
 fn bad(
     completion: &WorkCompletion,
     of: &'static str,
     message: u64,
-    pair: &Pair<'_, '_>,
+    end: &Endpoint<'_, Wire>,
 ) -> Failure {
     if completion.times == 0 {
         return Failure::Lost { of, message };
@@ -919,7 +941,7 @@ fn bad(
         message,
         status: completion.status,
         vendor_err: completion.vendor_err,
-        state: pair.requester.state().ok(),
+        state: end.state().ok(),
     }
 }
 

@@ -403,7 +403,7 @@ int endpoint_create(struct endpoint *ep, struct ib_device *device,
 	return ret;
 }
 
-static int endpoint_outstanding(const struct endpoint *ep)
+int endpoint_outstanding(const struct endpoint *ep)
 {
 	return atomic_read_acquire(&ep->sending.count) +
 	       atomic_read_acquire(&ep->receiving.count);

@@ -554,6 +554,7 @@ int endpoint_post(struct endpoint *ep, struct failure *failure);
 int endpoint_post_receives(struct endpoint *ep, struct failure *failure);
 void endpoint_poll(struct endpoint *ep);
 int endpoint_state(const struct endpoint *ep);
+int endpoint_outstanding(const struct endpoint *ep);
 
 static inline bool outstanding_is_bad(const struct outstanding *outstanding)
 {

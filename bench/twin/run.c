@@ -247,17 +247,25 @@ static bool pair_is_in_error(struct run *run)
 	return endpoint_state(&run->requester) == IB_QPS_ERR;
 }
 
+static int pair_outstanding(const struct run *run)
+{
+	return endpoint_outstanding(&run->requester) +
+	       endpoint_outstanding(&run->target);
+}
+
 /*
- * Takes completions until something holds; returns 1 if it does, and 0 if the
- * patience is over.
+ * Takes completions until something holds; returns 1 if it does, and 0 if
+ * nothing has completed for too long.
  */
 static __always_inline int run_wait(struct run *run,
 				    bool (*holds)(struct run *run),
 				    struct failure *failure)
 {
 	unsigned int polls = 0;
-	u64 start = 0;
+	int outstanding = -1;
+	u64 since = 0;
 	u64 now;
+	int left;
 
 	for (;;) {
 		endpoint_poll(&run->requester);
@@ -275,17 +283,20 @@ static __always_inline int run_wait(struct run *run,
 			return stopped(failure);
 
 		now = ktime_get_ns();
-		if (!start)
-			start = now;
-		if (now - start > PATIENCE_NS)
+		left = pair_outstanding(run);
+		if (left != outstanding) {
+			outstanding = left;
+			since = now;
+		}
+		if (now - since > PATIENCE_NS)
 			return 0;
 
 		schedule();
 	}
 }
 
-/* Returns what is wrong with a completion. */
-static int bad_completion(const struct run *run, const struct entry *entry,
+/* Returns what is wrong with a completion at one end. */
+static int bad_completion(const struct endpoint *end, const struct entry *entry,
 			  const char *what, u64 message,
 			  struct failure *failure)
 {
@@ -302,7 +313,7 @@ static int bad_completion(const struct run *run, const struct entry *entry,
 		failure->kind = FAILURE_COMPLETION;
 		failure->status = entry->status;
 		failure->vendor_err = entry->vendor_err;
-		failure->qp_state = endpoint_state(&run->requester);
+		failure->qp_state = endpoint_state(end);
 	}
 
 	return -EIO;
@@ -353,40 +364,38 @@ static int diagnose(const struct run *run, const char *what, u64 first,
 	const struct endpoint *here = &run->requester;
 	const struct endpoint *there = &run->target;
 	const struct entry *entry;
-	const char *of = what;
 	unsigned int i;
 	u32 index;
 
 	for (i = 0; i < ARRAY_SIZE(kinds); i++) {
 		entry = find_entry(here->send_entries, here->prepared,
 				   kinds[i], &index);
-		if (!entry)
-			entry = find_entry(there->send_entries,
-					   there->prepared, kinds[i], &index);
+		if (entry && index < here->messages)
+			return bad_completion(here, entry, what, first + index,
+					      failure);
+		/* It is that of the last message. */
 		if (entry)
-			break;
+			return bad_completion(here, entry, "the read behind it",
+					      first + index - 1, failure);
+
+		entry = find_entry(there->send_entries, there->prepared,
+				   kinds[i], &index);
+		if (entry)
+			return bad_completion(there, entry, what, first + index,
+					      failure);
+
 		entry = find_entry(there->receive_entries,
 				   there->prepared_receives, kinds[i], &index);
-		if (entry) {
-			of = "receive";
-			break;
-		}
+		if (entry)
+			return bad_completion(there, entry, "receive",
+					      first + index, failure);
 	}
 
-	if (!entry) {
-		/* What was lost has come meanwhile. */
-		failure->kind = FAILURE_LOST;
-		failure->what = what;
-		failure->message = first;
-		return -EIO;
-	}
-
-	/* It is that of the last message. */
-	if (index >= here->messages && index > 0)
-		return bad_completion(run, entry, "the read behind it",
-				      first + index - 1, failure);
-
-	return bad_completion(run, entry, of, first + index, failure);
+	/* What was lost has come meanwhile. */
+	failure->kind = FAILURE_LOST;
+	failure->what = what;
+	failure->message = first;
+	return -EIO;
 }
 
 /* Waits until everything that was posted has completed. */
@@ -613,7 +622,7 @@ static int check_receive(const struct run *run, const struct request *request,
 	u32 sent;
 
 	if (entry->completions != 1)
-		return bad_completion(run, entry, "receive", message, failure);
+		return bad_completion(&run->target, entry, "receive", message, failure);
 
 	if (entry->opcode != opcode)
 		return wrong_opcode(message, entry, failure);
@@ -654,7 +663,7 @@ static int check(const struct run *run, const struct request *request,
 		const struct entry *entry = &here->send_entries[i];
 
 		if (entry->completions != 1)
-			return bad_completion(run, entry, request->name,
+			return bad_completion(&run->requester, entry, request->name,
 					      first + i, failure);
 		if (entry->opcode != request->wc_opcode)
 			return wrong_opcode(first + i, entry, failure);
@@ -1102,7 +1111,7 @@ static int wrong_key(struct run *run, u32 *flushed, struct failure *failure)
 			const struct entry *entry = &ep->send_entries[i];
 
 			if (entry->status != expected)
-				return bad_completion(run, entry,
+				return bad_completion(&run->requester, entry,
 						      request->name, i,
 						      failure);
 			if (expected == IB_WC_WR_FLUSH_ERR)
