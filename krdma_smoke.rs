@@ -237,8 +237,7 @@ impl Watcher {
 
     /// Makes the resources on the device if it bears the wanted name.
     fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Taken<'d>> {
-        let target = rdma_dev_name.value();
-        let matched = target.is_empty() || target == name;
+        let matched = is_wanted(name);
 
         let _locked = cfg!(krdma_smoke_bug = "lock-twice").then(|| self.roll_call.lock());
 
@@ -466,7 +465,11 @@ impl Client for Watcher {
         }
 
         if let Some(roll_call) = &mut *self.roll_call.lock() {
-            roll_call.left_alone = roll_call.left_alone.saturating_add(1);
+            match why {
+                // It is there, and what is wrong with it has been said.
+                LeftAlone::Memory(name) if is_wanted(name) => roll_call.matched = true,
+                _ => roll_call.left_alone = roll_call.left_alone.saturating_add(1),
+            }
         }
     }
 
@@ -518,6 +521,13 @@ impl Client for Watcher {
             pr_notice!("no RDMA device that can be used, waiting for one\n");
         }
     }
+}
+
+/// Tells whether a device that bears this name is to be taken.
+fn is_wanted(name: &BStr) -> bool {
+    let target = rdma_dev_name.value();
+
+    target.is_empty() || target == name
 }
 
 /// What the notice that nothing matched has to know.

@@ -134,11 +134,21 @@ static void roll_call_note(const char *name, bool matched)
 	roll_call.others++;
 }
 
-static void roll_call_left_alone(void)
+static bool is_wanted(const char *name)
+{
+	return !*rdma_dev_name || !strcmp(rdma_dev_name, name);
+}
+
+static void roll_call_left_alone(bool matched)
 {
 	guard(mutex)(&roll_call.lock);
 
-	if (!roll_call.is_over)
+	if (roll_call.is_over)
+		return;
+	/* One that is there: what is wrong with it has been said. */
+	if (matched)
+		roll_call.matched = true;
+	else
 		roll_call.left_alone++;
 }
 
@@ -217,7 +227,7 @@ static void failed(const char *part, const char *name, int error)
 static void consider(struct ib_device *device, const char *name,
 		     struct kept *kept)
 {
-	bool matched = !*rdma_dev_name || !strcmp(rdma_dev_name, name);
+	bool matched = is_wanted(name);
 	int ret;
 
 	roll_call_note(name, matched);
@@ -255,7 +265,7 @@ static int krdma_smoke_add(struct ib_device *device)
 	if (!device_looks_right(device)) {
 		pr_err("an RDMA device is laid out in another way than those of the ib_core this module was built for (%s); it is left alone; build the module again\n",
 		       built_for());
-		roll_call_left_alone();
+		roll_call_left_alone(false);
 		return -EINVAL;
 	}
 
@@ -265,7 +275,7 @@ static int krdma_smoke_add(struct ib_device *device)
 		pr_err("no memory for RDMA device " NAME_FMT
 		       ", it is left alone; load the module again\n",
 		       NAME_ARGS(name));
-		roll_call_left_alone();
+		roll_call_left_alone(is_wanted(name));
 		return -ENOMEM;
 	}
 

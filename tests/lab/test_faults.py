@@ -206,6 +206,8 @@ class Attempt:
         checks = {
             "nothing was tried": self.left >= 0,
             "other lines": all(_LINES.fullmatch(line) for line in log if line not in told),
+            "a device that is not seen": path.prepare != "true"
+            or not any(line.startswith("no RDMA device is named") for line in log),
             "another errno": not self.status or bool(_ENOMEM.search(self.output)),
             "a failure that was not told": bool(self.status or told) or succeeded,
             # Before its init has begun, it cannot say anything.
