@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -78,13 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: run it with --lab only")
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("collectonly"):
         return
-    debug = {""}
-    for argument in config.args:
-        path = Path(argument.partition("::")[0]).absolute()
-        if _LAB.is_relative_to(path) or path.is_relative_to(_LAB):
-            debug.add("kasan")
-    if config.getoption("--lab"):
-        debug = {system.debug for system in SYSTEMS.values()}
+    # The debug kernels take long: only those that something is to run on.
+    command = [sys.executable, "-m", "pytest", *config.invocation_params.args]
+    command += ["--numprocesses=0", "--collect-only", "--quiet"]
+    listed = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+    debug = {"", *(system.debug for name, system in SYSTEMS.items() if f"[{name}" in listed)}
     try:
         _build([system for system in SYSTEMS.values() if system.debug in debug])
     except Failure as failure:
@@ -224,18 +223,24 @@ def boot(
             return guests[-1]
 
         begin = time.monotonic()
-        yield start
-        for guest in guests:
-            # Whatever the kernel still has to say about what was done to it.
-            if not guest.ended:
-                guest.run("true")
         leaks: list[str] = []
-        if request.config.getoption("--lab") and not request.node.path.is_relative_to(_LAB):
-            leaks = [leak for guest in guests for leak in guest.leaks()]
-            splats = sum(len(guest.splats()) for guest in guests)
-            seconds = time.monotonic() - begin
-            name = table.system_of(request.node)
-            table.record(record_property, Row(SCENARIOS, name, 1, 1, len(leaks), splats, seconds))
+        in_lab = request.config.getoption("--lab")
+        try:
+            yield start
+            for guest in guests:
+                # Whatever the kernel still has to say about what was done to it.
+                if not guest.ended:
+                    guest.run("true")
+                if in_lab and not request.node.path.is_relative_to(_LAB):
+                    leaks += guest.leaks()
+        finally:
+            if in_lab and not request.node.path.is_relative_to(_LAB):
+                splats = sum(len(guest.splats()) for guest in guests)
+                seconds = time.monotonic() - begin
+                name = table.system_of(request.node)
+                table.record(
+                    record_property, Row(SCENARIOS, name, 1, 1, len(leaks), splats, seconds)
+                )
     assert not leaks
     assert not [line for guest in guests for line in guest.splats()]
 

@@ -135,6 +135,8 @@ class Guest(Vm):
         output = self.do(
             "sleep 6\n"
             "for scan in 1 2 3; do\n"
+            # It may take long, and who waits wants to hear something.
+            "    echo leaks: scan $scan >/dev/kmsg\n"
             "    for cache in /sys/kernel/slab/*/shrink; do echo 1 >$cache; done\n"
             "    echo scan >/sys/kernel/debug/kmemleak\n"
             "done\n"

@@ -2,7 +2,7 @@
 """The table of the lab: what was tried on the debug kernels, and what came of it.
 
 A test in lab/ makes rows of its own; the scenarios get one for each system. pytest prints the
-table in the end, and it stays in `build/lab.md`.
+table in the end, and that of `make lab` stays in `build/lab.md`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def row(request: pytest.FixtureRequest, record_property: Record) -> NewRow:
     return make
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Print the table, if there are rows for it."""
     reports = [
         report
@@ -117,6 +119,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     lines = [row.cells() for row in rows.values()]
     text = markdown([_HEADER, ["---"] * len(_HEADER), *lines])
-    _FILE.write_text(f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{text}")
     terminalreporter.section("lab")
-    terminalreporter.write_line(f"{text}({_FILE})")
+    terminalreporter.write_line(text)
+    if config.getoption("--lab"):
+        _FILE.write_text(f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{text}")
+        terminalreporter.write_line(f"({_FILE})")
