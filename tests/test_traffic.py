@@ -129,6 +129,7 @@ def test_results_are_roots(guest: Guest) -> None:
     """Only root can read the results, which name what was measured."""
     guest.add("rxe0")
     guest.do("ip addr add 10.0.0.1/24 dev net_rxe0")
+    gid_index(guest, "rxe0", "0a00:0001")
     lines = run(guest, sizes="8")
     assert guest.do(f"stat -c '%a %u' {RESULTS}").output == "400 0\n"
     parsed = results(guest)
@@ -386,7 +387,9 @@ def test_peer(guest: Guest, poll: str) -> None:
 def gid_index(guest: Guest, device: str, gid: str) -> int:
     """Return the index of the GID that ends like that."""
     table = f"/sys/class/infiniband/{device}/ports/1/gids"
-    return int(guest.do(f"cd {table}; grep -l '{gid}$' *").output)
+    # ib_core takes in a new address a little later.
+    script = f"cd {table}; until grep -ls '{gid}$' *; do usleep 20000; done"
+    return int(guest.do(script).output)
 
 
 def ends(guest: Guest) -> list[tuple[str, int, int, str]]:
@@ -498,8 +501,11 @@ def test_cut(guest: Guest, way: str) -> None:
     cut, join, status = CUTS[way]
     veth(guest)
     begin = start(guest, peer="rxe1", traffic=500, sizes="8,4096")
-    guest.wait_for("traffic from rxe0")
-    guest.do(f"ip -n there link set v1 {cut}")
+    # In the guest, which does not wait for a host that is busy.
+    guest.do(
+        "until dmesg | grep -q 'traffic from rxe0'; do usleep 1000; done\n"
+        f"ip -n there link set v1 {cut}"
+    )
     guest.wait_for("failed, message ")
     guest.do(f"ip -n there link set v1 {join}")
     guest.wait_for("traffic smoke ")

@@ -119,20 +119,27 @@ def test_traffic(guest: Guest) -> None:
 
 
 def test_peer(guest: Guest) -> None:
-    """Traffic that waits for its peer, and stops when that goes; an event that is told."""
+    """Traffic that waits for its peer, and stops when that goes."""
     veth(guest)
     guest.do("ip netns exec there rdma link delete rxe1")
-    said = both(
-        guest,
-        "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=40 sizes=8 peer=rxe1",
-        "until dmesg | grep -q 'traffic waits'; do usleep 20000; done",
-        "ip netns exec there rdma link add rxe1 type rxe netdev v1",
-        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done",
-        "ip netns exec there rdma link delete rxe1",
-        "rmmod {}",
-    )
-    assert "no RDMA device is named rxeN, traffic waits for it" in said
-    assert "traffic smoke success" in said
+
+    def wait_for(text: str) -> str:
+        return f"until dmesg | grep -q '{text}'; do usleep 20000; done"
+
+    for messages, end in ((40, "success"), (4_000_000_000, "stopped")):
+        said = both(
+            guest,
+            "dmesg -c >/dev/null; insmod /{}.ko"
+            f" rdma_dev_name=rxe0 traffic={messages} sizes=8 peer=rxe1",
+            wait_for("traffic waits"),
+            "ip netns exec there rdma link add rxe1 type rxe netdev v1",
+            wait_for("traffic smoke success" if end == "success" else "traffic from"),
+            "ip netns exec there rdma link delete rxe1",
+            wait_for(f"traffic smoke {end}"),
+            "rmmod {}",
+        )
+        assert "no RDMA device is named rxeN, traffic waits for it" in said
+        assert f"traffic smoke {end}" in said
 
 
 def test_failures(guest: Guest) -> None:
