@@ -31,7 +31,10 @@ mod wc;
 mod wr;
 
 pub(crate) use self::{
-    buffer::Buffer,
+    buffer::{
+        Buffer,
+        Length, //
+    },
     cq::{
         CompletionQueue,
         CompletionQueueAttributes,

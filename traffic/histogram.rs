@@ -97,7 +97,7 @@ impl Histogram {
             *counter = counter.saturating_add(1);
         }
 
-        self.count = self.count.saturating_add(1);
+        self.count = self.count.wrapping_add(1);
         self.min = self.min.min(value);
         self.max = self.max.max(value);
     }

@@ -109,62 +109,76 @@ impl<'d> Buffer<'d> {
         self.size
     }
 
-    /// Writes `word(0)`, `word(1)`, ... to the first `length` bytes, rounded up to whole words.
-    pub(crate) fn fill(&self, length: usize, mut word: impl FnMut(u64) -> u64) {
-        for (index, place) in self.words(length) {
-            // SAFETY: By the type invariant, see `words()`. The device may access it at the same
-            // time, hence volatile.
-            unsafe { place.write_volatile(word(index)) };
+    /// Writes `word(0)`, `word(1)`, ... to the first bytes, rounded up to whole words.
+    pub(crate) fn fill(&self, length: Length, mut word: impl FnMut(u64) -> u64) {
+        let words = self.words(length);
+        let mut index = 0;
+
+        while index < words {
+            // SAFETY: By the type invariant, as `index` is less than `words()`. The device may access
+            // it at the same time, hence volatile.
+            unsafe {
+                self.memory
+                    .as_ptr()
+                    .add(index)
+                    .write_volatile(word(index as u64))
+            };
+            index = index.wrapping_add(1);
         }
     }
 
-    /// Compares the first `length` bytes with `word(0)`, `word(1)`, ...; returns the offset of the
-    /// first byte that differs.
+    /// Compares the first bytes with `word(0)`, `word(1)`, ...; returns the offset of the first byte
+    /// that differs.
     pub(crate) fn check(
         &self,
-        length: usize,
+        length: Length,
         mut word: impl FnMut(u64) -> u64,
     ) -> Result<(), usize> {
-        let mut offset = 0usize;
+        let words = self.words(length);
+        let mut index = 0;
 
-        for (index, place) in self.words(length) {
+        while index < words {
             // SAFETY: As in `fill()`.
-            let difference = unsafe { place.read_volatile() } ^ word(index);
+            let found = unsafe { self.memory.as_ptr().add(index).read_volatile() };
+            let difference = found ^ word(index as u64);
 
             if difference != 0 {
                 // Bytes are compared in the order of their addresses.
-                let first =
-                    offset.saturating_add(u64::from_le(difference).trailing_zeros() as usize / 8);
+                let byte = u64::from_le(difference).trailing_zeros() as usize / 8;
+                let offset = index.wrapping_mul(size_of::<u64>()).wrapping_add(byte);
 
                 // Behind the end is what was there before.
-                if first < length {
-                    return Err(first);
+                if offset < length.bytes {
+                    return Err(offset);
                 }
             }
 
-            offset = offset.saturating_add(size_of::<u64>());
+            index = index.wrapping_add(1);
         }
 
         Ok(())
     }
 
-    /// Returns the words that the first `length` bytes are in, with their indices.
-    fn words(&self, length: usize) -> impl Iterator<Item = (u64, *mut u64)> {
-        let count = length.min(self.size).div_ceil(size_of::<u64>()) as u64;
-        let mut place = self.memory.as_ptr();
-        let mut index = 0u64;
+    /// Returns in how many words there are so many bytes, or all.
+    fn words(&self, length: Length) -> usize {
+        length.words.min(self.size / size_of::<u64>())
+    }
+}
 
-        core::iter::from_fn(move || {
-            if index >= count {
-                return None;
-            }
+/// How many bytes of a [`Buffer`] it is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Length {
+    bytes: usize,
+    /// In which they are.
+    words: usize,
+}
 
-            let next = (index, place);
-
-            index = index.wrapping_add(1);
-            place = place.wrapping_add(1);
-            Some(next)
-        })
+impl Length {
+    pub(crate) fn of(bytes: usize) -> Self {
+        Self {
+            bytes,
+            words: bytes.div_ceil(size_of::<u64>()),
+        }
     }
 }
 

@@ -111,8 +111,7 @@ struct Used<'d> {
     buffers: KVec<Buffer<'d>>,
     send_entries: KVec<Entry>,
     receive_entries: KVec<Entry>,
-    sending: Pin<KBox<Outstanding>>,
-    receiving: Pin<KBox<Outstanding>>,
+    outstanding: Pin<KBox<Outstanding>>,
 }
 
 impl<'d, C: Consumer> Endpoint<'d, C> {
@@ -168,17 +167,12 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         )
         .map_err(of("ib_create_qp"))?;
 
-        let outstanding = || {
-            KBox::pin_init(Outstanding::new(attributes.context), GFP_KERNEL)
-                .map_err(CallError::of_memory)
-        };
-        let sending = outstanding()?;
-        let receiving = outstanding()?;
-
+        let outstanding = KBox::pin_init(Outstanding::new(attributes.context), GFP_KERNEL)
+            .map_err(CallError::of_memory)?;
         let raw = qp.as_raw();
         let used = Used {
-            send_entries: array(one_more, |_| Ok(Entry::new(&sending, raw)))?,
-            receive_entries: array(batch, |_| Ok(Entry::new(&receiving, raw)))?,
+            send_entries: array(one_more, |_| Ok(Entry::new(&outstanding, raw)))?,
+            receive_entries: array(batch, |_| Ok(Entry::new(&outstanding, raw)))?,
             buffers: array(one_more, |index| {
                 // The read behind messages is of a word at most.
                 let size = if index < batch {
@@ -190,8 +184,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 check()?;
                 Buffer::allocate(device, size).map_err(CallError::of_memory)
             })?,
-            sending,
-            receiving,
+            outstanding,
         };
         let mut this = Self {
             sends: array(one_more, |_| Ok(SendRequest::new()))?,
@@ -462,7 +455,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         };
 
         self.used
-            .sending
+            .outstanding
             .begin(entries)
             .map_err(of("ib_post_send"))?;
 
@@ -516,7 +509,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         };
 
         self.used
-            .receiving
+            .outstanding
             .begin(entries)
             .map_err(of("ib_post_recv"))?;
 
@@ -529,33 +522,24 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     pub(crate) fn poll(&self) {
         match self.context {
             PollContext::Direct => self.qp.cq().process(),
-            PollContext::Workqueue if !self.used.sending.is_over() => self.used.sending.wait(),
-            PollContext::Workqueue if !self.used.receiving.is_over() => self.used.receiving.wait(),
+            PollContext::Workqueue if !self.is_over() => self.used.outstanding.wait(),
             PollContext::Workqueue => {}
         }
     }
 
     /// Tells whether everything that was posted has completed, or something has gone wrong.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_bad() || (self.used.sending.is_over() && self.used.receiving.is_over())
+        self.used.outstanding.is_over()
     }
 
     /// Tells whether a work request has failed, or has completed more than once.
     pub(crate) fn is_bad(&self) -> bool {
-        self.used.sending.is_bad() || self.used.receiving.is_bad()
-    }
-
-    /// Tells whether work requests have been posted, to be sent, that have not completed.
-    pub(crate) fn has_outstanding_sends(&self) -> bool {
-        self.used.sending.count() > 0
+        self.used.outstanding.is_bad()
     }
 
     /// Returns how many work requests have been posted that have not completed.
     pub(crate) fn outstanding(&self) -> i32 {
-        self.used
-            .sending
-            .count()
-            .saturating_add(self.used.receiving.count())
+        self.used.outstanding.count()
     }
 
     /// Makes sure that nothing is outstanding. May sleep.
@@ -602,34 +586,42 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         self.messages
     }
 
-    /// Returns how the work requests of the last batch have completed, the read behind it included.
-    pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.used.sending.completions(
-            self.used
-                .send_entries
-                .get(..self.prepared)
-                .unwrap_or_default(),
-        )
+    /// Returns how the messages of the last batch have completed, if everything has that was posted,
+    /// and well; else nothing.
+    pub(crate) fn good_completions(&self) -> impl Iterator<Item = &WorkCompletion> {
+        let entries = self.used.send_entries.get(..self.messages);
+
+        self.used
+            .outstanding
+            .good_completions(entries.unwrap_or_default())
     }
 
-    /// As [`Self::completions()`], without the read behind it.
-    pub(crate) fn message_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.used.sending.completions(
-            self.used
-                .send_entries
-                .get(..self.messages)
-                .unwrap_or_default(),
-        )
+    /// As [`Self::good_completions()`], of the receives.
+    pub(crate) fn good_receives(&self) -> impl Iterator<Item = &WorkCompletion> {
+        let entries = self.used.receive_entries.get(..self.prepared_receives);
+
+        self.used
+            .outstanding
+            .good_completions(entries.unwrap_or_default())
+    }
+
+    /// Returns how the work requests of the last batch have completed so far, the read behind it
+    /// included.
+    pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
+        let entries = self.used.send_entries.get(..self.prepared);
+
+        self.used
+            .outstanding
+            .completions(entries.unwrap_or_default())
     }
 
     /// As [`Self::completions()`], of the receives.
     pub(crate) fn receive_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        self.used.receiving.completions(
-            self.used
-                .receive_entries
-                .get(..self.prepared_receives)
-                .unwrap_or_default(),
-        )
+        let entries = self.used.receive_entries.get(..self.prepared_receives);
+
+        self.used
+            .outstanding
+            .completions(entries.unwrap_or_default())
     }
 
     /// Returns the memory of the first messages of a batch.

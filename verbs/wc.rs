@@ -135,7 +135,7 @@ impl WorkCompletion {
     };
 }
 
-/// How many work requests of one queue are outstanding, and who waits for them.
+/// How many work requests of an endpoint are outstanding, and who waits for them.
 ///
 /// It belongs to one thread. Completions come in that thread, by [`PollContext::Direct`], or in
 /// another one, by [`PollContext::Workqueue`], one after another (`ib_cq_poll_work()`).
@@ -176,14 +176,24 @@ impl Outstanding {
             return Err(EBUSY);
         }
 
-        for entry in entries {
-            entry.begin(self.context);
-        }
+        match self.context {
+            PollContext::Direct => {
+                for entry in entries {
+                    // SAFETY: Completions come in this thread, which is here.
+                    unsafe { (*entry.completion.get()).times = 0 };
+                }
+            }
+            PollContext::Workqueue => {
+                for entry in entries {
+                    // Not more: a device may be about to complete once more what it has completed.
+                    // What was read of it was so before this.
+                    entry.is_recorded.store(0, Release);
+                }
 
-        if self.context == PollContext::Workqueue {
-            // What nobody has waited for.
-            // SAFETY: The completion was initialised.
-            while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
+                // What nobody has waited for.
+                // SAFETY: The completion was initialised.
+                while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
+            }
         }
 
         // The device, and what it causes, come after the call that posts.
@@ -207,6 +217,25 @@ impl Outstanding {
 
     pub(super) fn is_bad(&self) -> bool {
         self.is_bad.load(Acquire) != 0
+    }
+
+    /// Returns how the work requests of `entries` have completed, which are of those that were posted
+    /// last, if all of these have, once each and well; else nothing.
+    pub(super) fn good_completions<'a>(
+        &self,
+        entries: &'a [Entry],
+    ) -> impl Iterator<Item = &'a WorkCompletion> {
+        let entries = if self.count() == 0 && !self.is_bad() {
+            entries
+        } else {
+            &[]
+        };
+
+        entries.iter().map(|entry| {
+            // SAFETY: All are recorded, which is seen after the count is, and none is written to before
+            // `begin()`: whoever calls that has borrowed the endpoint for itself.
+            unsafe { &*entry.completion.get() }
+        })
     }
 
     /// Returns how the work requests of `entries` have completed so far; they are of those that were
@@ -287,16 +316,6 @@ impl Entry {
         }
     }
 
-    /// Makes ready for a completion.
-    fn begin(&self, context: PollContext) {
-        match context {
-            // SAFETY: Completions come in this thread, which is here.
-            PollContext::Direct => unsafe { (*self.completion.get()).times = 0 },
-            // Not more: a device may be about to complete once more what it has completed.
-            PollContext::Workqueue => self.is_recorded.store(0, Relaxed),
-        }
-    }
-
     /// `ib_cqe.done`.
     ///
     /// # Safety
@@ -328,7 +347,8 @@ impl Entry {
         let is_recorded = match outstanding.context {
             // SAFETY: Only this thread reads and writes it.
             PollContext::Direct => unsafe { (*self.completion.get()).times != 0 },
-            PollContext::Workqueue => self.is_recorded.load(Relaxed) != 0,
+            // Pairs with the release in `begin()`.
+            PollContext::Workqueue => self.is_recorded.load(Acquire) != 0,
         };
 
         if is_recorded {
@@ -357,6 +377,8 @@ impl Entry {
             time,
         };
 
+        let is_good = is_own && completion.status == Status::SUCCESS;
+
         // SAFETY: Nobody else uses it before it is said to be recorded: completions of one queue come
         // one after another.
         unsafe { *self.completion.get() = completion };
@@ -365,7 +387,7 @@ impl Entry {
             self.is_recorded.store(1, Release);
         }
 
-        if completion.status != Status::SUCCESS || !is_own {
+        if !is_good {
             outstanding.is_bad.store(1, Release);
             outstanding.wake();
         }
