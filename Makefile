@@ -55,11 +55,11 @@ smoke:
 
 .PHONY: test
 test:
-	@$(SCRIPT)/venv.py pytest --numprocesses=auto $(TESTS)
+	@$(SCRIPT)/venv.py pytest --numprocesses=auto --dist=worksteal $(TESTS)
 
 .PHONY: lab
 lab:
-	@$(SCRIPT)/venv.py pytest --numprocesses=auto --lab $(TESTS)
+	@$(SCRIPT)/venv.py pytest --numprocesses=auto --dist=worksteal --lab $(TESTS)
 
 .PHONY: matrix
 matrix:
