@@ -79,22 +79,22 @@ def _script(path: Path, driver: str) -> str:
 
     As few programs are run as possible: emulated, and with KASAN, each takes its time.
     """
-    function = path.function
-    if path.inside:
-        symbol = rf"\(_R[^ ]*{path.function}[^ ]*\)\t\[krdma_smoke\]$"
-        function = f"$(sed -n '/__pfx/d; s/.* {symbol}/\\1/p' /proc/kallsyms)"
+    symbol = rf"\(_R[^ ]*{path.function}[^ ]*\)\t\[krdma_smoke\]$"
     wait = ("wait_for_function" if path.inside else "wait_for_line") if path.traffic else ":"
     return f"""
 driver={driver}
+function={"" if path.inside else path.function}
 
 loaded() {{
     test -e /sys/module/$1
 }}
 
-# The function may be elsewhere each time that the module is loaded.
+# The function may be elsewhere each time that the module is loaded, under the same name.
 arm() {{
+    [ -n "$function" ] ||
+        function=$(sed -n '/__pfx/d; s/.* {symbol}/\\1/p' /proc/kallsyms)
     ! {str(path.inside).lower()} || ! loaded failnth || busybox rmmod failnth
-    loaded failnth || busybox insmod /failnth.ko function={function}
+    loaded failnth || busybox insmod /failnth.ko function=$function
     echo $1 >/sys/module/failnth/parameters/nth
 }}
 
