@@ -109,6 +109,23 @@ def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     return result.stdout
 
 
+def compile_program(root: BuildRoot, source: Path, target: Path, *flags: str) -> Path:
+    """Compile a program in C of one file, for this machine or for a guest."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command: list[str | Path] = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2", *flags]
+    command += ["-o", target, source]
+    result = subprocess.run(
+        root.command(command, readable=[PROJECT], writable=[target.parent]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode != 0:
+        print(result.stderr, end="", flush=True)
+        raise Failure(f"{source} does not compile, see above")
+    return target
+
+
 def build(root: BuildRoot, kernel: Kernel, *arguments: str, variant: str = "") -> Built:
     """Build the module; `variant` keeps apart what is built with other arguments."""
     path = directory(kernel, variant)

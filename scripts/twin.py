@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import module
@@ -137,30 +136,13 @@ def build_provider(
     return Built(path / f"{PROVIDER}.ko", messages)
 
 
-def _compile(root: BuildRoot, source: Path, target: Path, *flags: str) -> Path:
-    """Compile a program in C of one file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    command: list[str | Path] = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2", *flags]
-    command += ["-o", target, source]
-    result = subprocess.run(
-        root.command(command, readable=[PROJECT], writable=[target.parent]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode != 0:
-        print(result.stderr, end="", flush=True)
-        raise Failure(f"{source} does not compile, see above")
-    return target
-
-
 def build_plugin(root: BuildRoot) -> Path:
     """Build the plugin for QEMU that counts instructions."""
     target = PROJECT / "build" / "bench" / "count.so"
-    return _compile(root, SOURCES / "plugin/count.c", target, "-shared", "-fPIC")
+    return module.compile_program(root, SOURCES / "plugin/count.c", target, "-shared", "-fPIC")
 
 
 def build_mark(root: BuildRoot) -> Path:
     """Build the guest's program that tells the plugin to write down what it has counted."""
     target = PROJECT / "build" / "bench" / "mark"
-    return _compile(root, SOURCES / "guest/mark.c", target, "-static", "-nostdlib")
+    return module.compile_program(root, SOURCES / "guest/mark.c", target, "-static", "-nostdlib")

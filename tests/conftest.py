@@ -46,25 +46,6 @@ def _helpers(chosen: Kernel) -> Path:
     return module.PROJECT / "build" / f"{chosen.release}-helpers"
 
 
-def _build_program(root: BuildRoot, source: Path) -> None:
-    """Build a program that runs in any guest, unless it is newer than its source."""
-    program = _PROGRAMS / source.stem
-    if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
-        return
-    _PROGRAMS.mkdir(parents=True, exist_ok=True)
-    command: list[str | Path] = ["gcc", "-static", "-O2", "-Wall", "-Wextra", "-Werror"]
-    command += ["-o", program, source]
-    result = subprocess.run(
-        root.command(command, readable=[source.parent], writable=[_PROGRAMS]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if result.returncode != 0:
-        raise Failure(f"{source} does not build\n{result.stdout}")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Know the option of `make lab`."""
     parser.addoption("--lab", action="store_true", help="try everything on the debug kernels")
@@ -131,7 +112,7 @@ def _build(systems: list[System]) -> None:
         root, chosen = SYSTEMS[IN_TREE].ensure()
         module.build(root, chosen, "IB_CORE=", variant=UNRECORDED)
         for source in (module.PROJECT / "tests/programs").glob("*.c"):
-            _build_program(root, source)
+            module.compile_program(root, source, _PROGRAMS / source.stem, "-static")
         twin.build(root, chosen)
         twin.build_provider(root, chosen)
         twin.build_plugin(root)
@@ -224,17 +205,17 @@ def boot(
 
         begin = time.monotonic()
         leaks: list[str] = []
-        in_lab = request.config.getoption("--lab")
+        is_row = request.config.getoption("--lab") and not request.node.path.is_relative_to(_LAB)
         try:
             yield start
             for guest in guests:
                 # Whatever the kernel still has to say about what was done to it.
                 if not guest.ended:
                     guest.run("true")
-                if in_lab and not request.node.path.is_relative_to(_LAB):
+                if is_row:
                     leaks += guest.leaks()
         finally:
-            if in_lab and not request.node.path.is_relative_to(_LAB):
+            if is_row:
                 splats = sum(len(guest.splats()) for guest in guests)
                 seconds = time.monotonic() - begin
                 name = table.system_of(request.node)
