@@ -38,6 +38,11 @@ def matched(device: str) -> list[str]:
     return [f"matched RDMA device {re.escape(device)}", *TAKEN[2:]]
 
 
+def until_logged(text: str) -> str:
+    """Return the script that waits until the kernel has logged a line with `text`."""
+    return f"until dmesg | grep -qF {shlex.quote(text)}; do usleep 20000; done"
+
+
 class Guest(Vm):
     """A virtual machine with commands for RDMA devices and for the module."""
 
@@ -146,7 +151,7 @@ class Guest(Vm):
 
     def wait_for(self, text: str) -> Result:
         """Wait until the kernel has logged a line with `text`, then run nothing."""
-        return self.do(f"until dmesg | grep -qF {shlex.quote(text)}; do usleep 20000; done")
+        return self.do(until_logged(text))
 
 
 def one_each(*devices: str) -> Counter[str]:

@@ -12,7 +12,7 @@ import jsonschema
 import module
 import pytest
 import twin
-from guest import Guest
+from guest import Guest, until_logged
 from test_traffic import SCHEMA, WRONG, gid_index, veth
 
 pytestmark = pytest.mark.debian
@@ -123,19 +123,16 @@ def test_peer(guest: Guest) -> None:
     veth(guest)
     guest.do("ip netns exec there rdma link delete rxe1")
 
-    def wait_for(text: str) -> str:
-        return f"until dmesg | grep -q '{text}'; do usleep 20000; done"
-
     for messages, end in ((40, "success"), (4_000_000_000, "stopped")):
         said = both(
             guest,
             "dmesg -c >/dev/null; insmod /{}.ko"
             f" rdma_dev_name=rxe0 traffic={messages} sizes=8 peer=rxe1",
-            wait_for("traffic waits"),
+            until_logged("traffic waits"),
             "ip netns exec there rdma link add rxe1 type rxe netdev v1",
-            wait_for("traffic smoke success" if end == "success" else "traffic from"),
+            until_logged("traffic smoke success" if end == "success" else "traffic from"),
             "ip netns exec there rdma link delete rxe1",
-            wait_for(f"traffic smoke {end}"),
+            until_logged(f"traffic smoke {end}"),
             "rmmod {}",
         )
         assert "no RDMA device is named rxeN, traffic waits for it" in said
@@ -160,7 +157,7 @@ def test_failures(guest: Guest) -> None:
         said = both(
             guest,
             f"dmesg -c >/dev/null; {load} traffic=1 {parameter}",
-            "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done",
+            until_logged("traffic smoke "),
             "rmmod {}",
         )
         assert any(line.startswith("traffic smoke failed: ") for line in said)
@@ -240,9 +237,9 @@ def test_same_name(guest: Guest) -> None:
     said = both(
         guest,
         "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=1 sizes=8",
-        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done; dmesg -c >/dev/null",
+        f"{until_logged('traffic smoke ')}; dmesg -c >/dev/null",
         "ip netns exec n1 rdma dev set new0 name rxe0",
-        "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done",
+        until_logged("traffic smoke "),
         "until test -e /sys/kernel/debug/{}/rxe0.2/results; do usleep 20000; done",
         "rmmod {}",
         "ip netns exec n1 rdma dev set rxe0 name new0",
