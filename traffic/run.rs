@@ -835,6 +835,18 @@ fn check_receives(
     Ok(())
 }
 
+/// Looks whether to stop, once in [`BYTES`]; `bytes` is how many there were since the last look.
+fn check_after(stops: Stops<'_>, bytes: &mut usize, size: usize) -> Result<(), Failure> {
+    *bytes = bytes.wrapping_add(size);
+
+    if *bytes >= BYTES {
+        stops.check()?;
+        *bytes = 0;
+    }
+
+    Ok(())
+}
+
 /// Fills in the data of `count` messages at one end.
 fn fill_messages(
     end: &Endpoint<'_, Wire>,
@@ -849,13 +861,7 @@ fn fill_messages(
     let mut bytes = 0usize;
 
     for buffer in end.buffers(count) {
-        bytes = bytes.wrapping_add(size);
-
-        if bytes >= BYTES {
-            stops.check()?;
-            bytes = 0;
-        }
-
+        check_after(stops, &mut bytes, size)?;
         buffer.fill(length, |index| pattern.word(message, index));
         message = message.wrapping_add(1);
     }
@@ -877,13 +883,7 @@ fn check_messages(
     let mut bytes = 0usize;
 
     for buffer in end.buffers(count) {
-        bytes = bytes.wrapping_add(size);
-
-        if bytes >= BYTES {
-            stops.check()?;
-            bytes = 0;
-        }
-
+        check_after(stops, &mut bytes, size)?;
         buffer
             .check(length, |index| word(message, index))
             .map_err(|offset| Failure::Data { message, offset })?;

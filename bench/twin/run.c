@@ -456,6 +456,17 @@ static void prepare(struct run *run, const struct request *request, u32 count,
 				  request->is_sent ? size : 0);
 }
 
+/* Looks once in BYTES; `bytes` is how many there were since the last look. */
+static bool run_is_stopped_after(const struct run *run, u32 *bytes, u32 size)
+{
+	*bytes += size;
+	if (*bytes < BYTES)
+		return false;
+
+	*bytes = 0;
+	return run_is_stopped(run);
+}
+
 static int fill_messages(const struct run *run, const struct endpoint *ep,
 			 u32 count, u64 number, u64 first, u32 size,
 			 struct failure *failure)
@@ -468,12 +479,8 @@ static int fill_messages(const struct run *run, const struct endpoint *ep,
 	for (message = 0; message < count; message++) {
 		u64 *memory = ep->buffers[message].memory;
 
-		bytes += size;
-		if (bytes >= BYTES) {
-			if (run_is_stopped(run))
-				return stopped(failure);
-			bytes = 0;
-		}
+		if (run_is_stopped_after(run, &bytes, size))
+			return stopped(failure);
 
 		/* The device may access it at the same time. */
 		for (i = 0; i < words; i++)
@@ -553,12 +560,8 @@ static int check_messages(const struct run *run, const struct endpoint *ep,
 	for (message = 0; message < count; message++) {
 		const u64 *memory = ep->buffers[message].memory;
 
-		bytes += size;
-		if (bytes >= BYTES) {
-			if (run_is_stopped(run))
-				return stopped(failure);
-			bytes = 0;
-		}
+		if (run_is_stopped_after(run, &bytes, size))
+			return stopped(failure);
 
 		for (i = 0; i < words; i++) {
 			u64 difference = READ_ONCE(memory[i]) ^
