@@ -426,7 +426,13 @@ pub(crate) struct Traffic {
     peer: Option<Arc<Peer>>,
     module_stop: Stop,
     results: Arc<Mutex<Results>>,
-    histogram: Histogram,
+    histograms: Histograms,
+}
+
+/// What is measured of each test, while it is running; see [`results::Measured`].
+struct Histograms {
+    latencies: Histogram,
+    deliveries: Histogram,
 }
 
 impl Traffic {
@@ -445,7 +451,10 @@ impl Traffic {
     ) -> Result<Self> {
         Ok(Self {
             results: Results::new(settings.context, settings.depth)?,
-            histogram: Histogram::new()?,
+            histograms: Histograms {
+                latencies: Histogram::new()?,
+                deliveries: Histogram::new()?,
+            },
             settings,
             device: device.hold(),
             name,
@@ -544,7 +553,7 @@ impl Traffic {
             &self.prefix,
             names,
             &self.results,
-            &mut self.histogram,
+            &mut self.histograms,
             (here, there),
             stops,
         );

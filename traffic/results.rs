@@ -51,10 +51,19 @@ impl fmt::Display for End {
     }
 }
 
+/// What was measured in a test, in nanoseconds.
+pub(super) struct Measured {
+    /// The time during which messages were on their way.
+    pub(super) elapsed: u64,
+    /// From the call that posts a message until its completion at the requester.
+    pub(super) latencies: Summary,
+    /// From that call until the completion of its receive at the target, if it has one.
+    pub(super) deliveries: Option<Summary>,
+}
+
 /// How a test ended.
 pub(super) enum Outcome {
-    /// The time during which messages were on their way in nanoseconds, and their latencies.
-    Good { elapsed: u64, latencies: Summary },
+    Good(Measured),
     /// Requests were flushed, as they had to be.
     Flushed(u32),
     /// Why it failed.
@@ -213,39 +222,55 @@ impl fmt::Display for File {
 
 impl Outcome {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (elapsed, latencies) = match self {
-            Self::Good { elapsed, latencies } => (elapsed, latencies),
-            Self::Flushed(count) => return f.write_fmt(fmt!("\"flushed\": {count}")),
+        match self {
+            Self::Good(measured) => {
+                f.write_fmt(fmt!(
+                    "\"elapsed_ns\": {}, \"latency_ns\": ",
+                    measured.elapsed
+                ))?;
+                summary(f, &measured.latencies)?;
+
+                match &measured.deliveries {
+                    Some(deliveries) => {
+                        f.write_str(", \"delivery_ns\": ")?;
+                        summary(f, deliveries)
+                    }
+                    None => Ok(()),
+                }
+            }
+            Self::Flushed(count) => f.write_fmt(fmt!("\"flushed\": {count}")),
             Self::Bad(error) => {
                 f.write_str("\"error\": ")?;
-                return text(f, &**error);
+                text(f, &**error)
             }
-        };
-
-        f.write_fmt(fmt!(
-            "\"elapsed_ns\": {elapsed}, \"latency_ns\": {{\"min\": {}, \"p50\": {}, \"p99\": {}, \
-             \"p99.9\": {}, \"max\": {}, \"histogram\": [",
-            latencies.min,
-            latencies.percentile(500),
-            latencies.percentile(990),
-            latencies.percentile(999),
-            latencies.max
-        ))?;
-
-        let mut separator = "";
-
-        for bucket in latencies.buckets.iter() {
-            f.write_fmt(fmt!(
-                "{separator}[{}, {}, {}]",
-                bucket.lower,
-                bucket.upper,
-                bucket.count
-            ))?;
-            separator = ", ";
         }
-
-        f.write_str("]}")
     }
+}
+
+/// Writes what is kept of a histogram.
+fn summary(f: &mut fmt::Formatter<'_>, summary: &Summary) -> fmt::Result {
+    f.write_fmt(fmt!(
+        "{{\"min\": {}, \"p50\": {}, \"p99\": {}, \"p99.9\": {}, \"max\": {}, \"histogram\": [",
+        summary.min,
+        summary.percentile(500),
+        summary.percentile(990),
+        summary.percentile(999),
+        summary.max
+    ))?;
+
+    let mut separator = "";
+
+    for bucket in summary.buckets.iter() {
+        f.write_fmt(fmt!(
+            "{separator}[{}, {}, {}]",
+            bucket.lower,
+            bucket.upper,
+            bucket.count
+        ))?;
+        separator = ", ";
+    }
+
+    f.write_str("]}")
 }
 
 /// Writes a string of JSON, whatever is in it.

@@ -9,17 +9,15 @@
 //! checked afterwards, is in neither the latencies nor the rates.
 
 use super::{
-    histogram::{
-        Histogram,
-        Summary, //
-    },
     results::{
         End,
+        Measured,
         Outcome,
         Results, //
     },
     settings::Settings,
     Failure,
+    Histograms,
     Pattern,
     Side,
     Stops,
@@ -130,7 +128,7 @@ pub(super) struct Run<'a, 'd, 'p> {
     prefix: &'a CStr,
     names: [&'a CStr; 2],
     results: &'a Mutex<Results>,
-    histogram: &'a mut Histogram,
+    histograms: &'a mut Histograms,
     here: Device<'d>,
     there: Device<'p>,
     stops: Stops<'a>,
@@ -143,7 +141,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         prefix: &'a CStr,
         names: [&'a CStr; 2],
         results: &'a Mutex<Results>,
-        histogram: &'a mut Histogram,
+        histograms: &'a mut Histograms,
         (here, there): (Device<'d>, Device<'p>),
         stops: Stops<'a>,
     ) -> Self {
@@ -152,7 +150,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             prefix,
             names,
             results,
-            histogram,
+            histograms,
             here,
             there,
             stops,
@@ -378,23 +376,19 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         self.count.tests = self.count.tests.saturating_add(1);
 
         match self.test(&mut pair, test, size, messages) {
-            Ok((elapsed, latencies)) => {
+            Ok(measured) => {
                 pr_info!(
                     "{}{title}: {messages} ok, {}\n",
                     self.prefix,
                     Figures {
-                        elapsed,
-                        latencies: &latencies,
+                        measured: &measured,
                         messages,
                         size,
                     }
                 );
-                self.results.lock().add(
-                    test.name(),
-                    size,
-                    messages,
-                    Outcome::Good { elapsed, latencies },
-                );
+                self.results
+                    .lock()
+                    .add(test.name(), size, messages, Outcome::Good(measured));
                 Ok(pair)
             }
             Err(Failure::Stopped) => Err(Failure::Stopped),
@@ -437,14 +431,14 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         self.connect(&ports, limit)
     }
 
-    /// Runs a test; returns the time during which messages were on their way, and their latencies.
+    /// Runs a test; returns what was measured.
     fn test(
         &mut self,
         pair: &mut Pair<'d, 'p>,
         test: Test,
         size: u32,
         messages: u32,
-    ) -> Result<(u64, Summary), Failure> {
+    ) -> Result<Measured, Failure> {
         let mut elapsed = 0u64;
         let mut first = 0u64;
         let mut prepared = 0;
@@ -452,7 +446,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             number: self.count.tests.into(),
         };
 
-        self.histogram.clear();
+        self.histograms.latencies.clear();
+        self.histograms.deliveries.clear();
         self.open(pair)?;
 
         while first < messages.into() {
@@ -470,7 +465,16 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             first = first.saturating_add(count);
         }
 
-        Ok((elapsed, self.histogram.summary()?))
+        let deliveries = &self.histograms.deliveries;
+
+        Ok(Measured {
+            elapsed,
+            latencies: self.histograms.latencies.summary()?,
+            deliveries: test
+                .is_received()
+                .then(|| deliveries.summary())
+                .transpose()?,
+        })
     }
 
     /// Sends a batch that has been prepared, and checks what comes of it; returns how long it took.
@@ -503,8 +507,18 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let mut end = start;
 
         for completion in pair.requester.good_completions() {
-            self.histogram.record(completion.time.wrapping_sub(start));
+            let latencies = &mut self.histograms.latencies;
+
+            latencies.record(completion.time.wrapping_sub(start));
             end = end.max(completion.time);
+        }
+
+        if test.is_received() {
+            for completion in pair.target.good_receives() {
+                let deliveries = &mut self.histograms.deliveries;
+
+                deliveries.record(completion.time.wrapping_sub(start));
+            }
         }
 
         check(pair, test, pattern, first, size, self.stops)?;
@@ -1011,21 +1025,22 @@ impl fmt::Display for Title {
 
 /// What was measured in a test.
 struct Figures<'a> {
-    elapsed: u64,
-    latencies: &'a Summary,
+    measured: &'a Measured,
     messages: u32,
     size: u32,
 }
 
 impl fmt::Display for Figures<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let latencies = self.latencies;
+        let Measured {
+            elapsed, latencies, ..
+        } = self.measured;
         let messages = u64::from(self.messages);
 
         // Thousandths of 1000 operations per second, and of 1,000,000 bytes per second.
         let rate = |count: u64, scale: u64| match count.checked_mul(scale) {
-            Some(scaled) => scaled.checked_div(self.elapsed).unwrap_or(0),
-            None => count.checked_div(self.elapsed / scale).unwrap_or(0),
+            Some(scaled) => scaled.checked_div(*elapsed).unwrap_or(0),
+            None => count.checked_div(*elapsed / scale).unwrap_or(0),
         };
         let bytes = messages.saturating_mul(self.size.into());
 

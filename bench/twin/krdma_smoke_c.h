@@ -316,6 +316,17 @@ enum outcome {
 	OUTCOME_BAD,
 };
 
+/* What was measured in a test. */
+struct measured {
+	/* How long messages were on their way. */
+	u64 elapsed;
+	/* From the call that posts until the completion at the requester. */
+	struct summary latencies;
+	/* And until that of the receive at the target, if there is one. */
+	struct summary deliveries;
+	bool is_received;
+};
+
 /* A test that has been run. */
 struct line {
 	const char *test;
@@ -323,10 +334,7 @@ struct line {
 	u32 messages;
 	enum outcome outcome;
 	union {
-		struct {
-			u64 elapsed;
-			struct summary latencies;
-		};
+		struct measured measured;
 		u32 flushed;
 		char *error;
 	};
@@ -348,6 +356,7 @@ struct results {
 	struct line *lines;
 };
 
+void measured_destroy(struct measured *measured);
 int results_init(struct results *results, const struct settings *settings);
 void results_destroy(struct results *results);
 void results_begin(struct results *results, const struct end ends[SIDES]);
@@ -600,7 +609,8 @@ struct traffic {
 	struct peer *peer;
 	const bool *module_stop;
 	struct results results;
-	struct histogram histogram;
+	struct histogram latencies;
+	struct histogram deliveries;
 	struct results_file file;
 	struct dentry *directory;
 };
@@ -621,7 +631,8 @@ struct run {
 	const char *prefix;
 	const char *names[SIDES];
 	struct results *results;
-	struct histogram *histogram;
+	struct histogram *latencies;
+	struct histogram *deliveries;
 	struct ib_device *here;
 	struct ib_device *there;
 	/* Its own device is going, the peer is, or the module. */

@@ -33,6 +33,12 @@ int results_init(struct results *results, const struct settings *settings)
 	return results->lines ? 0 : -ENOMEM;
 }
 
+void measured_destroy(struct measured *measured)
+{
+	kvfree(measured->latencies.buckets);
+	kvfree(measured->deliveries.buckets);
+}
+
 void results_destroy(struct results *results)
 {
 	struct line *line;
@@ -40,7 +46,7 @@ void results_destroy(struct results *results)
 	for (line = results->lines; line < results->lines + results->n_lines;
 	     line++) {
 		if (line->outcome == OUTCOME_GOOD)
-			kvfree(line->latencies.buckets);
+			measured_destroy(&line->measured);
 		else if (line->outcome == OUTCOME_BAD)
 			kfree(line->error);
 	}
@@ -89,22 +95,32 @@ static void write_text(struct seq_file *seq, const char *text)
 	seq_putc(seq, '"');
 }
 
-static void write_latencies(struct seq_file *seq, u64 elapsed,
-			    const struct summary *latencies)
+static void write_summary(struct seq_file *seq, const struct summary *summary)
 {
-	const struct bucket *bucket = latencies->buckets;
+	const struct bucket *bucket = summary->buckets;
 	size_t i;
 
-	seq_printf(seq, "\"elapsed_ns\": %llu, ", elapsed);
 	seq_printf(seq,
-		   "\"latency_ns\": {\"min\": %llu, \"p50\": %llu, \"p99\": %llu, \"p99.9\": %llu, \"max\": %llu, \"histogram\": [",
-		   latencies->min, summary_percentile(latencies, 500),
-		   summary_percentile(latencies, 990),
-		   summary_percentile(latencies, 999), latencies->max);
-	for (i = 0; i < latencies->n_buckets; i++, bucket++)
+		   "{\"min\": %llu, \"p50\": %llu, \"p99\": %llu, \"p99.9\": %llu, \"max\": %llu, \"histogram\": [",
+		   summary->min, summary_percentile(summary, 500),
+		   summary_percentile(summary, 990),
+		   summary_percentile(summary, 999), summary->max);
+	for (i = 0; i < summary->n_buckets; i++, bucket++)
 		seq_printf(seq, "%s[%llu, %llu, %u]", i ? ", " : "",
 			   bucket->lower, bucket->upper, bucket->count);
 	seq_puts(seq, "]}");
+}
+
+static void write_measured(struct seq_file *seq,
+			   const struct measured *measured)
+{
+	seq_printf(seq, "\"elapsed_ns\": %llu, \"latency_ns\": ",
+		   measured->elapsed);
+	write_summary(seq, &measured->latencies);
+	if (measured->is_received) {
+		seq_puts(seq, ", \"delivery_ns\": ");
+		write_summary(seq, &measured->deliveries);
+	}
 }
 
 void results_write(struct results *results, struct seq_file *seq)
@@ -150,7 +166,7 @@ void results_write(struct results *results, struct seq_file *seq)
 			   line->messages);
 		switch (line->outcome) {
 		case OUTCOME_GOOD:
-			write_latencies(seq, line->elapsed, &line->latencies);
+			write_measured(seq, &line->measured);
 			break;
 		case OUTCOME_FLUSHED:
 			seq_printf(seq, "\"flushed\": %u", line->flushed);

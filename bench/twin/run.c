@@ -720,17 +720,24 @@ static int run_batch(struct run *run, const struct request *request,
 	for (i = 0; i < run->requester.messages; i++) {
 		u64 time = run->requester.send_entries[i].time;
 
-		histogram_record(run->histogram, time - start);
+		histogram_record(run->latencies, time - start);
 		end = max(end, time);
+	}
+
+	if (request->is_received) {
+		for (i = 0; i < run->target.prepared_receives; i++)
+			histogram_record(run->deliveries,
+					 run->target.receive_entries[i].time -
+					 start);
 	}
 
 	*elapsed += end - start;
 	return check(run, request, number, first, size, failure);
 }
 
-/* Runs a test; on success the caller has to free the latencies. */
+/* Runs a test; on success the caller has to destroy what was measured. */
 static int run_test(struct run *run, const struct request *request, u32 size,
-		    u32 messages, u64 *elapsed, struct summary *latencies,
+		    u32 messages, struct measured *measured,
 		    struct failure *failure)
 {
 	u64 number = run->tests;
@@ -738,8 +745,10 @@ static int run_test(struct run *run, const struct request *request, u32 size,
 	u32 first, count;
 	int ret;
 
-	*elapsed = 0;
-	histogram_clear(run->histogram);
+	memset(measured, 0, sizeof(*measured));
+	measured->is_received = request->is_received;
+	histogram_clear(run->latencies);
+	histogram_clear(run->deliveries);
 	ret = run_open(run, failure);
 	if (ret)
 		return ret;
@@ -754,14 +763,20 @@ static int run_test(struct run *run, const struct request *request, u32 size,
 		if (run_is_stopped(run))
 			return stopped(failure);
 
-		ret = run_batch(run, request, number, first, size, elapsed,
-				failure);
+		ret = run_batch(run, request, number, first, size,
+				&measured->elapsed, failure);
 		if (ret)
 			return ret;
 	}
 
-	ret = histogram_summary(run->histogram, latencies);
-	return ret ? failed_call(failure, "allocating memory", ret) : 0;
+	ret = histogram_summary(run->latencies, &measured->latencies);
+	if (!ret && request->is_received)
+		ret = histogram_summary(run->deliveries, &measured->deliveries);
+	if (!ret)
+		return 0;
+
+	measured_destroy(measured);
+	return failed_call(failure, "allocating memory", ret);
 }
 
 static int run_ports(struct run *run, struct failure *failure)
@@ -1028,8 +1043,10 @@ static u64 rate(u64 count, u64 scale, u64 elapsed)
 #define TENTHS(ns)	(ns) / 1000, (ns) / 100 % 10
 
 static void say_figures(const struct run *run, const char *title, u32 messages,
-			u32 size, u64 elapsed, const struct summary *latencies)
+			u32 size, const struct measured *measured)
 {
+	const struct summary *latencies = &measured->latencies;
+	u64 elapsed = measured->elapsed;
 	u64 p50 = summary_percentile(latencies, 500);
 	u64 p99 = summary_percentile(latencies, 990);
 	u64 p999 = summary_percentile(latencies, 999);
@@ -1061,11 +1078,10 @@ static int try_test(struct run *run, const struct request *request, u32 size,
 		 run->settings->depth);
 	run->tests++;
 
-	ret = run_test(run, request, size, line.messages, &line.elapsed,
-		       &line.latencies, failure);
+	ret = run_test(run, request, size, line.messages, &line.measured,
+		       failure);
 	if (!ret) {
-		say_figures(run, title, line.messages, size, line.elapsed,
-			    &line.latencies);
+		say_figures(run, title, line.messages, size, &line.measured);
 		results_add(run->results, &line);
 		return 0;
 	}
@@ -1149,10 +1165,9 @@ static int cause_error(struct run *run, struct failure *failure)
 		.messages = run_depth(run),
 		.outcome = OUTCOME_FLUSHED,
 	};
-	struct summary latencies;
+	struct measured measured;
 	const char *what = "failed";
 	u32 flushed;
-	u64 elapsed;
 	char *text;
 	int ret;
 
@@ -1165,9 +1180,9 @@ static int cause_error(struct run *run, struct failure *failure)
 			return ret;
 
 		ret = run_test(run, send_request, WORD, run_depth(run),
-			       &elapsed, &latencies, failure);
+			       &measured, failure);
 		if (!ret) {
-			kvfree(latencies.buckets);
+			measured_destroy(&measured);
 			pr_info("%s%s: %s, %u flushed, queue pair in %s; recovered by a new one\n",
 				run->prefix, title,
 				status_names[IB_WC_REM_ACCESS_ERR], flushed,

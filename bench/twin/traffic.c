@@ -73,7 +73,8 @@ static enum state traffic_between(struct traffic *traffic,
 	run->names[HERE] = traffic->name;
 	run->names[THERE] = traffic->peer ? traffic->peer->shown : traffic->name;
 	run->results = &traffic->results;
-	run->histogram = &traffic->histogram;
+	run->latencies = &traffic->latencies;
+	run->deliveries = &traffic->deliveries;
 	run->here = traffic->device;
 	run->there = there;
 	run->stops[0] = &traffic->stop;
@@ -139,7 +140,8 @@ static void traffic_free(struct traffic *traffic)
 {
 	if (traffic->results.lines)
 		results_destroy(&traffic->results);
-	histogram_destroy(&traffic->histogram);
+	histogram_destroy(&traffic->latencies);
+	histogram_destroy(&traffic->deliveries);
 	kfree(traffic->name);
 	kfree(traffic->prefix);
 	kfree(traffic);
@@ -172,7 +174,8 @@ struct traffic *traffic_start(const struct settings *settings,
 		kasprintf(GFP_KERNEL, "%s: ", traffic->name) :
 		kstrdup("", GFP_KERNEL);
 	if (!traffic->prefix || results_init(&traffic->results, settings) ||
-	    histogram_init(&traffic->histogram))
+	    histogram_init(&traffic->latencies) ||
+	    histogram_init(&traffic->deliveries))
 		goto err;
 
 	traffic->file.results = &traffic->results;
