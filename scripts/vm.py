@@ -85,11 +85,12 @@ class Vm:
         firmware: Firmware | None = None,
         options: Sequence[str] = (),
         directories: Sequence[Path] = (),
+        programs: Path | None = None,
     ) -> None:
         """Prepare a guest with `files` (name there: file here); `log` takes its kernel log.
 
         `firmware` is what it starts with in place of QEMU's BIOS. `options` are more of QEMU's,
-        which may write to the `directories`.
+        which may write to the `directories`. `programs` is a tree of more programs, as below `/`.
         """
         self._root = root
         self._arch = root.recipe.arch
@@ -102,6 +103,7 @@ class Vm:
         self._firmware = firmware
         self._options = options
         self._directories = directories
+        self._programs = programs
         self._lines: list[str] = []
         self._partial = b""
         self._answer = b""
@@ -182,10 +184,17 @@ class Vm:
         """
         found: set[str] = set()
         files = set(_DYNAMIC)
+        if self._programs:
+            usr = self._programs / "usr"
+            own = [*usr.glob("bin/*"), *usr.rglob("*.so*")]
+            files |= {
+                f"/{path.relative_to(self._programs)}" for path in own if not path.is_symlink()
+            }
+        readable = [self._root.guest, *([self._programs] if self._programs else [])]
         while files:
             command: list[str | Path] = ["readelf", "--wide", "--program-headers", "--dynamic"]
-            command += [self._root.guest / file.lstrip("/") for file in files]
-            text = self._root.output(command, readable=[self._root.guest])
+            command += [self._origin(file) for file in files]
+            text = self._root.output(command, readable=readable)
             files = {f"/usr{path}" for path in re.findall(r"program interpreter: (.*)\]", text)}
             for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text):
                 files.add(f"/usr/lib/{self._arch.triplet}/{name}")
@@ -193,19 +202,27 @@ class Vm:
             found |= files
         return found
 
+    def _origin(self, name: str) -> Path:
+        """Return where here a file is that is to be in the guest."""
+        trees = [self._programs] if self._programs else []
+        paths = [tree / name.lstrip("/") for tree in (*trees, self._root.guest)]
+        return next((path for path in paths if path.exists()), paths[-1])
+
     def _archive(self) -> Path:
         """Make the guest's initramfs."""
         tree = self._directory / "tree"
         shutil.copytree(self._kernel.guest, tree, symlinks=True)
+        if self._programs:
+            shutil.copytree(self._programs, tree, symlinks=True, dirs_exist_ok=True)
         for name in ("dev", "proc", "sys", "tmp", "run", "etc", "usr/bin", "usr/lib64"):
-            (tree / name).mkdir(parents=True)
+            (tree / name).mkdir(parents=True, exist_ok=True)
         for name in ("bin", "sbin"):
             (tree / name).symlink_to("usr/bin")
         (tree / "lib64").symlink_to("usr/lib64")
         for name in (_STATIC, *_DYNAMIC, *self._libraries()):
             target = tree / name.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(self._root.guest / name.lstrip("/"), target)
+            shutil.copy(self._origin(name), target)
         # busybox, which takes all other names, leaves alone what is there.
         (tree / "usr/bin/sh").symlink_to("dash")
         for name in ("insmod", "lsmod", "modinfo", "modprobe", "rmmod"):
