@@ -67,7 +67,7 @@ matrix:
 
 .PHONY: bench
 bench:
-	@$(SCRIPT)/bench.py
+	@$(SCRIPT)/venv.py scripts/bench.py
 
 .PHONY: check
 check:
@@ -92,7 +92,7 @@ help:
 	@echo '  matrix           smoke on every kind of kernel (ROWS="sid arm64": on some)'
 	@echo '  test             run every scenario, each in a virtual machine of its own'
 	@echo '  lab              the same on kernels that look for errors, and what takes long'
-	@echo '  bench            compare it with C: instructions, size, stack'
+	@echo '  bench            compare it with C and with perftest (PARTS="c user loop": some of it)'
 	@echo '  check            formatting and lints, of Rust, shell and Python'
 	@echo '  update           look for newer kernels in Debian'
 	@echo '  rust-analyzer    write rust-project.json for an editor'

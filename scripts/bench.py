@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Measures the module, prints a table, and fails if a bar is missed.
+"""Measures the module, prints tables, and fails if a bar is missed.
 
-The environment may have KERNEL, as for smoke.py. The figures are in `build/bench.json`, with what
-they are made of, and in `build/bench.md`.
+The environment may have KERNEL, as for smoke.py, and PARTS: which parts to measure, by their names
+here. The figures are in `build/bench.json`, with what they are made of, and in `build/bench.md`;
+plots are beside them, in `build/bench`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 import against_c
+import against_user
 import kernel
+import loop
 import matrix
+import plots
+from buildroot import BuildRoot
+from count import DIRECTORY
+from figures import Part, Times
+from kernel import Kernel
 from module import PROJECT
 from report import Failure, main
 
@@ -20,12 +29,29 @@ _JSON = PROJECT / "build" / "bench.json"
 _TABLE = PROJECT / "build" / "bench.md"
 
 
+def _against_user(root: BuildRoot, chosen: Kernel) -> Part:
+    part = against_user.compare(root, chosen)
+    plots.latencies(part.details, DIRECTORY / "latency.svg")
+    return part
+
+
+_PARTS: dict[str, Callable[[BuildRoot, Kernel], Part | Times]] = {
+    "c": against_c.compare,
+    "user": _against_user,
+    "loop": lambda _root, _chosen: loop.measure(),
+}
+
+
 def _bench() -> int:
+    names = os.environ.get("PARTS", "").split() or list(_PARTS)
+    for name in names:
+        if name not in _PARTS:
+            raise Failure(f"PARTS: there is no {name!r}; there are: {', '.join(_PARTS)}")
     root, chosen = kernel.ensure(os.environ.get("KERNEL", ""))
     rustc, _, c = matrix.compilers(chosen.config)
     built = f"Linux {chosen.release}, rustc {rustc}, {c}"
     print(built, flush=True)
-    parts = [against_c.compare(root, chosen)]
+    parts = [_PARTS[name](root, chosen) for name in names]
     text = "\n".join(part.markdown() for part in parts)
     _TABLE.write_text(f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{built}\n\n{text}")
     contents = {"version": 1, "built": built, "parts": [part.as_json() for part in parts]}

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from report import markdown
-
-_HEADER = ("figure", "Rust", "C", "ratio", "bar", "")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that was measured of two, and what the ratio of them may be at most."""
+    """Something that was measured of two, and what it has to be."""
 
     name: str
     unit: str
@@ -22,6 +20,8 @@ class Figure:
     other: float | None = None
     ratio_max: float | None = None
     """The bar: the ratio of the two may not be more."""
+    ratio_min: float | None = None
+    """The bar: the ratio of the two may not be less."""
     value_max: float | None = None
     """The bar: Rust's own may not be more."""
 
@@ -37,6 +37,8 @@ class Figure:
             return self.rust <= self.value_max
         if self.ratio_max is not None and self.ratio is not None:
             return self.ratio <= self.ratio_max
+        if self.ratio_min is not None and self.ratio is not None:
+            return self.ratio >= self.ratio_min
         return None
 
     def as_json(self) -> dict[str, Any]:
@@ -50,6 +52,8 @@ class Figure:
             bar = f"≤ {_number(self.value_max)}"
         elif self.ratio_max is not None:
             bar = f"≤ {self.ratio_max:.2f}"
+        elif self.ratio_min is not None:
+            bar = f"≥ {self.ratio_min:.2f}"
         return [
             f"{self.name}, {self.unit}",
             _number(self.rust),
@@ -68,13 +72,14 @@ class Part:
     figures: Sequence[Figure]
     notes: Sequence[str]
     details: dict[str, Any]
+    names: tuple[str, str] = ("Rust", "C")
+    """Which two are compared."""
 
     def markdown(self) -> str:
         """Return it in Markdown."""
-        rows = [list(_HEADER), ["---", *["---:"] * 4, "---"], *(it.cells() for it in self.figures)]
-        table = markdown(rows)
-        notes = "".join(f"- {note}\n" for note in self.notes)
-        return f"## {self.title}\n\n{table}\n{notes}"
+        header = ["figure", *self.names, "ratio", "bar", ""]
+        rows = [header, ["---", *["---:"] * 4, "---"], *(it.cells() for it in self.figures)]
+        return _section(self.title, rows, self.notes)
 
     def as_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -84,6 +89,39 @@ class Part:
             "notes": list(self.notes),
             "details": self.details,
         }
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long something takes under several conditions, step by step; there is no bar."""
+
+    title: str
+    times: Mapping[str, Mapping[str, float]]
+    """In seconds, by condition and by step; under the first condition there are all steps."""
+    notes: Sequence[str]
+
+    figures: ClassVar[Sequence[Figure]] = ()
+
+    def markdown(self) -> str:
+        """Return it in Markdown."""
+        rows = [["step, s", *self.times], ["---", *["---:"] * len(self.times)]]
+        for name in next(iter(self.times.values())):
+            rows.append([name, *(self._cell(of.get(name)) for of in self.times.values())])
+        return _section(self.title, rows, self.notes)
+
+    @staticmethod
+    def _cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def _section(title: str, rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    """Return a table with its title and with what has to be known to read it."""
+    listed = "".join(f"- {note}\n" for note in notes)
+    return f"## {title}\n\n{markdown(rows)}\n{listed}"
 
 
 def _number(value: float) -> str:

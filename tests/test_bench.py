@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import loop
+import plots
 import pytest
 import twin
 from buildroot import BuildRoot
 from count import Code, CountingVm, Dump, Loaded, is_formatting
-from figures import Figure, Part
+from figures import Figure, Part, Times
 from kernel import Kernel
 from objects import Function, Instruction, Object
 
@@ -42,11 +44,51 @@ def test_figures() -> None:
     assert Figure("a", "bytes", 126, 100, ratio_max=1.25).passed is False
     assert Figure("a", "bytes", 1024, 2000, value_max=1024).passed is True
     assert Figure("a", "bytes", 1025, 2000, value_max=1024).passed is False
+    assert Figure("a", "messages/s", 200, 100, ratio_min=2.0).passed is True
+    assert Figure("a", "messages/s", 199, 100, ratio_min=2.0).passed is False
     assert Figure("a", "bytes", 1, 2).passed is None
     figure = Figure("size", "bytes", 1500, 1000.5, ratio_max=1.25)
     text = Part("Title", [figure], ["a note"], {}).markdown()
+    assert "| figure | Rust | C | ratio | bar |  |\n" in text
     assert "| size, bytes | 1,500 | 1,000.50 | 1.499 | ≤ 1.25 | FAIL |\n" in text
     assert "- a note\n" in text
+
+
+def test_steps() -> None:
+    """A step's time is the one it says itself, whatever it has printed before."""
+    output = """Linux 7.3.4 of Debian
+==> Making a build root: Debian trixie with rustc (about 1 GB)
+    20 s  Unpacking rustc
+    done, 41.5 s
+==> the module takes the device
+    # insmod /krdma_smoke.ko
+==> Building the module
+    done, 1.2 s
+smoke success: all
+"""
+    assert loop.steps(output) == {
+        "Making a build root: Debian trixie with rustc": 41.5,
+        "Building the module": 1.2,
+    }
+    text = Times(
+        "Title", {"from nothing": {"a": 1.04, "b": 2}, "once more": {"b": 3}}, []
+    ).markdown()
+    assert "| step, s | from nothing | once more |\n" in text
+    assert "| a | 1.0 |  |\n" in text
+
+
+def test_plot(tmp_path: Path) -> None:
+    """A plot is the same for the same figures, and is no more than what can be seen."""
+    times = [(1.0 + index / 100_000, 1) for index in range(100_000)]
+    details = {"krdma_smoke": {"times": times}, "perftest": {"times": [(3.0, 2), (40.0, 1)]}}
+    files = [tmp_path / name for name in ("a.svg", "b.svg")]
+    for file in files:
+        plots.latencies(details, file)
+    texts = [file.read_text() for file in files]
+    assert texts[0] == texts[1]
+    assert "SPDX-License-Identifier" in texts[0]
+    assert all(f">{name}<" in texts[0] for name in details)
+    assert len(texts[0]) < 50_000
 
 
 class FakeObject(Object):

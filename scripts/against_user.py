@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Compares the module's traffic with perftest, which does the same from user space."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import module
+import perftest
+from buildroot import BuildRoot
+from figures import Figure, Part
+from kernel import Kernel
+from module import PROJECT
+from report import Failure, step
+from vm import Vm
+
+_NAMES = ("krdma_smoke", "perftest")
+_RUNS = 3
+
+# perftest finds out the processor's frequency first; where it cannot, a figure is 0 or infinite.
+_ATTEMPTS = 3
+
+# The module's tests that perftest has, too, by what its programs' names have in them.
+_TESTS = {"send": "send_recv", "write": "rdma_write", "read": "rdma_read"}
+
+_SIZES = (8, 4096)
+
+# How many messages there are in each test, by how many of them are outstanding.
+_MESSAGES = {1: 1000, 16: 4096}
+_LATENCY_DEPTH, _RATE_DEPTH = _MESSAGES
+
+# What has bars, and is plotted.
+_BARRED = ("send", 8)
+_LATENCY_RATIO_MAX = 0.50
+_RATE_RATIO_MIN = 2.0
+
+_SETUP = """
+set -e
+modprobe rdma_rxe
+modprobe ib_uverbs
+ip link add net0 type dummy
+ip address add 10.0.0.1/24 dev net0
+ip link set net0 up
+rdma link add rxe0 type rxe netdev net0
+"""
+
+# What is waited for is waited for without being busy: nothing else is to run meanwhile.
+_TRAFFIC = """
+set -e
+insmod /krdma_smoke.ko rdma_dev_name=rxe0 traffic={messages} depth={depth} sizes={sizes}
+grep -m {number} 'krdma_smoke: traffic smoke ' /dev/kmsg >/tmp/ends
+cat /sys/kernel/debug/krdma_smoke/rxe0/results
+rmmod krdma_smoke
+"""
+
+# perftest's port is 18515; one end may be there before the other.
+_PERFTEST = """
+{program} {options} >/tmp/server 2>&1 &
+until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done
+{program} {options} 127.0.0.1
+status=$?
+wait
+exit $status
+"""
+
+_NOTES = (
+    "Both are measured in the same virtual machine of two processors, on the same soft-RoCE device,"
+    " which is connected to itself: the same sizes, depths and numbers of messages, one after the"
+    f" other, {_RUNS} times; each figure is the median of its runs. perftest is Debian's.",
+    "A latency of SEND is one way: ours is the time from just before a message is posted until the"
+    " target has taken its receive from the queue (`delivery_ns` of the results), perftest's is"
+    " half of a round trip. READ is the time until the completion at the requester, on both sides."
+    " Of WRITE, perftest measures half a round trip, for which the target looks at its memory until"
+    " it changes; ours is the time until the completion at the requester, which takes an"
+    " acknowledgement, and so more.",
+    "A rate of ours is that of batches of 16, posted by one call, of which all complete before the"
+    " next one; without the time in which data is filled in and checked. perftest keeps 16"
+    " outstanding all the time, asks for a completion of each (`--cq-mod=1`), and neither fills in"
+    " nor checks.",
+    "This is soft-RoCE in an emulated machine: driver and network are software, executed by an"
+    " emulator, on however busy a host. The ratios say what the way through system calls, and two"
+    " processes that take turns, cost here. On hardware user space posts and polls without a system"
+    " call, and most of the difference is not there: from these figures nothing follows about"
+    " that.",
+)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What came of one run of a test."""
+
+    values: dict[str, float]
+    """`p50` and `p99` of the latency in microseconds, and the `rate` in messages per second."""
+    times: list[tuple[float, int]] = field(default_factory=list)
+    """Latencies in microseconds, and how many there were of each."""
+
+
+class _Guest:
+    """The guest in which both run."""
+
+    def __init__(self, vm: Vm) -> None:
+        self._vm = vm
+        self._traffics = 0
+
+    def run(self, script: str) -> str:
+        result = self._vm.run(script)
+        if result.status != 0:
+            raise Failure(f"the guest fails: {result.output.strip()} ({script.strip()})")
+        return result.output
+
+    def traffic(self, depth: int) -> dict[tuple[str, int], _Sample]:
+        """Run the module's tests, of all kinds and sizes."""
+        self._traffics += 1
+        sizes = ",".join(map(str, _SIZES))
+        script = _TRAFFIC.format(
+            messages=_MESSAGES[depth], depth=depth, sizes=sizes, number=self._traffics
+        )
+        results = json.loads(self.run(script))
+        if results["state"] != "success":
+            raise Failure(f"traffic is {results['state']} in the guest ({results.get('reason')})")
+        kinds = {test: kind for kind, test in _TESTS.items()}
+        found = {}
+        for test in results["tests"]:
+            if kind := kinds.get(test["test"]):
+                times = test.get("delivery_ns", test["latency_ns"])
+                values = {name: times[name] / 1000 for name in ("p50", "p99")}
+                values["rate"] = test["messages"] / test["elapsed_ns"] * 1e9
+                histogram = [(upper / 1000, count) for _, upper, count in times["histogram"]]
+                found[kind, test["size"]] = _Sample(values, histogram)
+        return found
+
+    def perftest(self, kind: str, size: int, depth: int) -> _Sample:
+        """Run one of perftest's programs: that for latencies, or that for the rate."""
+        for _ in range(_ATTEMPTS):
+            sample = self._perftest(kind, size, depth)
+            if all(0 < value < math.inf for value in sample.values.values()):
+                return sample
+        raise Failure(
+            "perftest cannot tell how fast the guest's processor is: the host is too busy"
+        )
+
+    def _perftest(self, kind: str, size: int, depth: int) -> _Sample:
+        options = f"--ib-dev=rxe0 --size={size} --iters={_MESSAGES[depth]} --CPU-freq"
+        if depth == _LATENCY_DEPTH:
+            program = f"ib_{kind}_lat"
+            options += " --report-histogram"
+        else:
+            program = f"ib_{kind}_bw"
+            options += f" --tx-depth={depth} --cq-mod=1"
+        output = self.run(_PERFTEST.format(program=program, options=options))
+        lines = [line.split() for line in output.splitlines()]
+        found = [line for line in lines if line[:2] == [f"{size}", f"{_MESSAGES[depth]}"]]
+        if len(found) != 1:
+            raise Failure(f"{program} says something else than it used to: {output}")
+        values = [float(value) for value in found[0]]
+        if depth != _LATENCY_DEPTH:
+            return _Sample({"rate": values[-1] * 1e6})
+        _, _, _, _, p50, _, _, p99, _ = values
+        times = re.findall(r"^\d+, (\d+\.\d+)$", output, re.MULTILINE)
+        return _Sample({"p50": p50, "p99": p99}, [(float(time), 1) for time in times])
+
+
+def compare(root: BuildRoot, chosen: Kernel) -> Part:
+    """Run both, alternating, and compare."""
+    ko = module.build(root, chosen).ko
+    programs = perftest.ensure(root)
+    log = PROJECT / "build" / "bench" / "user.log"
+    # Of each figure, ours and perftest's, one value a run; and all times of what is plotted.
+    ours: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    theirs: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    times: dict[str, list[tuple[float, int]]] = {name: [] for name in _NAMES}
+    with (
+        step("Measuring against perftest in QEMU") as progress,
+        Vm(root, chosen, {"krdma_smoke.ko": ko}, log=log, programs=programs) as vm,
+    ):
+        guest = _Guest(vm)
+        guest.run(_SETUP)
+        for run, depth in itertools.product(range(1, _RUNS + 1), _MESSAGES):
+            progress.beat(lambda run=run, depth=depth: f"run {run}, depth {depth}")  # type: ignore[misc]
+            traffic = guest.traffic(depth)
+            for kind, size in itertools.product(_TESTS, _SIZES):
+                sample = guest.perftest(kind, size, depth)
+                for what, value in sample.values.items():
+                    theirs[kind, size, what].append(value)
+                    ours[kind, size, what].append(traffic[kind, size].values[what])
+                if (kind, size, depth) == (*_BARRED, _LATENCY_DEPTH):
+                    for name, it in zip(_NAMES, (traffic[kind, size], sample), strict=True):
+                        times[name] += it.times
+        if splats := vm.splats():
+            raise Failure(f"the kernel log has {len(splats)} bad lines, the first: {splats[0]}")
+    figures = [
+        Figure(
+            f"{kind.upper()} of {size} bytes, "
+            + (f"{what} of the latency" if what != "rate" else f"rate at depth {_RATE_DEPTH}"),
+            "us" if what != "rate" else "messages/s",
+            round(statistics.median(ours[kind, size, what]), 1),
+            round(statistics.median(theirs[kind, size, what]), 1),
+            ratio_max=_LATENCY_RATIO_MAX if (kind, size, what) == (*_BARRED, "p50") else None,
+            ratio_min=_RATE_RATIO_MIN if (kind, size, what) == (*_BARRED, "rate") else None,
+        )
+        for what in ("p50", "p99", "rate")
+        for size in _SIZES
+        for kind in _TESTS
+    ]
+    details = {
+        name: {
+            "runs": {f"{kind}, {size}, {what}": of for (kind, size, what), of in runs.items()},
+            "times": sorted(times[name]),
+        }
+        for name, runs in zip(_NAMES, (ours, theirs), strict=True)
+    }
+    return Part("Against user space", figures, _NOTES, details, _NAMES)
