@@ -11,6 +11,7 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/jiffies.h>
 #include <linux/log2.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -27,9 +28,14 @@ static unsigned int devices = 1;
 module_param(devices, uint, 0444);
 MODULE_PARM_DESC(devices, "Number of devices, null0 and so on (default: 1)");
 
+static unsigned int late;
+module_param(late, uint, 0444);
+MODULE_PARM_DESC(late, "Number of completions that take 2.5 s each (default: 0)");
+
 #define DEVICES_MAX	64
 #define DEPTH_MAX	16384
 #define PAGES_MAX	1024
+#define LATE_BY		(5 * HZ / 2)
 
 /* From this one on, lists of messages are marked: this, twice as many, ... */
 #define FIRST_MARKED	64
@@ -372,12 +378,20 @@ static int null_post_recv(struct ib_qp *ib_qp, const struct ib_recv_wr *wr,
 static int null_poll_cq(struct ib_cq *ib_cq, int count, struct ib_wc *wc)
 {
 	struct null_cq *cq = to_cq(ib_cq);
+	static unsigned long next;
 	int i;
 
 	guard(spinlock_irqsave)(&cq->lock);
 
-	for (i = 0; i < count && cq->head != cq->tail; i++)
+	for (i = 0; i < count && cq->head != cq->tail; i++) {
+		if (late) {
+			if (next && time_before(jiffies, next))
+				break;
+			next = jiffies + LATE_BY;
+			late--;
+		}
 		wc[i] = cq->ring[cq->head++ & cq->mask];
+	}
 	return i;
 }
 
