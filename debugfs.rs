@@ -115,7 +115,7 @@ impl Top {
         let mut number = 2u32;
 
         while self.directory.has(numbered.as_deref().unwrap_or(name)) {
-            numbered = Some(CString::try_from_fmt(fmt!("{name}.{number}"))?);
+            numbered = Some(with_number(name, number)?);
             number = number.wrapping_add(1);
         }
 
@@ -125,6 +125,12 @@ impl Top {
 
         Ok((directory, numbered))
     }
+}
+
+/// Returns a name with a number behind it.
+#[cold]
+fn with_number(name: &CStr, number: u32) -> Result<CString> {
+    CString::try_from_fmt(fmt!("{name}.{number}"))
 }
 
 /// A file that only root can read, in a directory of its own; removed when dropped.

@@ -334,21 +334,20 @@ impl Plan {
         } else {
             CString::try_from_fmt(fmt!(""))?
         };
-
-        let job = Traffic::new(
-            self.settings.clone(),
-            device,
-            name,
-            prefix,
-            self.peer.clone(),
-            self.stop.clone(),
-        )?;
-        let contents = job.file();
+        let contents = traffic::File::new(&self.settings)?;
 
         Ok(Running {
             file: Some(self.show(&directory, &contents)?),
+            _task: Task::start(Traffic::new(
+                self.settings.clone(),
+                device.hold(),
+                name,
+                prefix,
+                self.peer.clone(),
+                self.stop.clone(),
+                contents.clone(),
+            ))?,
             contents,
-            _task: Task::start(job)?,
         })
     }
 
@@ -367,13 +366,17 @@ impl Plan {
         )?;
 
         if let Some(other) = file.other_name() {
-            pr_notice!(
-                "the directory {directory} is taken, the results of this device are in {other}\n"
-            );
+            say_other_name(directory, other);
         }
 
         Ok(file)
     }
+}
+
+/// Says where the results of a device are, if that is not where one would look for them.
+#[cold]
+fn say_other_name(directory: &CStr, other: &CStr) {
+    pr_notice!("the directory {directory} is taken, the results of this device are in {other}\n");
 }
 
 type ResultsFile = debugfs::File<traffic::File>;
@@ -389,6 +392,8 @@ struct Running {
 impl Running {
     /// Shows the results under another name, and not under the former one, which another device may
     /// have next.
+    // What it needs of the stack is not to be there for a device that is taken by its new name.
+    #[inline(never)]
     fn rename(&mut self, plan: &Plan, name: &BStr) {
         self.file = None;
         self.file = directory_name(name)
@@ -442,11 +447,11 @@ impl Client for Watcher {
 
     type Context<'d> = Kept<'d>;
 
-    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>> {
+    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> impl Init<Self::Context<'d>, Error> {
         pr_info!("found RDMA device {}\n", Printable(name));
 
         // Every device is kept, as one that is not wanted can be renamed.
-        Ok(Kept {
+        try_init!(Kept {
             offer: self.offer(device, name),
             taken: self.consider(device, name),
         })
@@ -615,6 +620,7 @@ fn shown(name: &BStr) -> Result<CString> {
 }
 
 /// Says that a part of the smoke test could not be done on a device, and what the user can do.
+#[cold]
 fn failed(part: &str, name: &BStr, error: Error) {
     pr_err!(
         "{part} smoke failed on {}, ret={}: {}\n",

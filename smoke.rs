@@ -59,6 +59,7 @@ impl<'d> Resources<'d> {
 }
 
 /// Says that a step failed.
+#[cold]
 fn failed(step: &str, error: Error) {
     pr_err!("{step} failed, ret={}\n", error.to_errno());
 }

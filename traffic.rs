@@ -435,38 +435,42 @@ struct Histograms {
     deliveries: Histogram,
 }
 
+impl Histograms {
+    fn new() -> impl Init<Self, Error> {
+        try_init!(Self {
+            latencies: Histogram::new()?,
+            deliveries: Histogram::new()?,
+        })
+    }
+}
+
 impl Traffic {
-    /// Makes the traffic of a device, with itself if there is no peer.
+    /// Makes the traffic of a device, with itself if there is no peer; its results are those that
+    /// the file shows.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(crate) fn new(
         settings: Arc<Settings>,
-        device: Device<'_>,
+        device: DeviceReference,
         name: CString,
         prefix: CString,
         peer: Option<Arc<Peer>>,
         module_stop: Stop,
-    ) -> Result<Self> {
-        Ok(Self {
-            results: Results::new(settings.context, settings.depth)?,
-            histograms: Histograms {
-                latencies: Histogram::new()?,
-                deliveries: Histogram::new()?,
-            },
+        File(results): File,
+    ) -> impl Init<Self, Error> {
+        // In its place: it is large for the stack.
+        try_init!(Self {
+            histograms <- Histograms::new(),
+            results,
             settings,
-            device: device.hold(),
+            device,
             name,
             prefix,
             peer,
             module_stop,
         })
-    }
-
-    /// Returns the contents of the file of results.
-    pub(crate) fn file(&self) -> File {
-        File(self.results.clone())
     }
 }
 

@@ -34,7 +34,7 @@ _MESSAGES = {"SEND": "send_recv", "WRITE": "rdma_write", "READ": "rdma_read"}
 _ROUNDS = 3
 
 _STACK_MAX = 1024
-_LARGEST = "largest frame"
+_CALLBACKS = "deepest stack of what `ib_core` calls"
 
 # The functions that ib_core calls, in Rust and in C.
 _IB_CORE = re.compile(
@@ -61,7 +61,8 @@ _NOTES = (
     "The loadable size is that of all sections that are allocated, without types (BTF).",
     "The stack is that of the deepest chain of the module's own functions, by the disassembly:"
     " pushes, what is subtracted from the stack pointer, and return addresses. What the kernel's"
-    " functions in between take is not in it.",
+    " functions in between take is not in it. The bar is for what runs on somebody else's stack."
+    " What is deepest of all is traffic's work item, with next to nothing below it.",
 )
 
 
@@ -172,9 +173,9 @@ def _stacks(it: Object) -> dict[str, Chain]:
     """Return the deepest chains of calls, by what is deepest in which sense."""
     called = it.callbacks()
     return {
-        "deepest stack of what `ib_core` calls": it.deepest_chain(filter(_IB_CORE.search, called)),
+        _CALLBACKS: it.deepest_chain(filter(_IB_CORE.search, called)),
         "deepest stack of what anybody calls": it.deepest_chain(called),
-        _LARGEST: it.largest_frame(),
+        "largest frame": it.largest_frame(),
     }
 
 
@@ -247,7 +248,7 @@ def _part(
                 "bytes",
                 chain.bytes,
                 chains["c"][what].bytes,
-                value_max=None if what == _LARGEST else _STACK_MAX,
+                value_max=_STACK_MAX if what == _CALLBACKS else None,
             )
             for what, chain in chains["rust"].items()
         ),

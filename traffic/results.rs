@@ -5,7 +5,10 @@
 
 use super::{
     histogram::Summary,
-    settings::SIZES_MAX,
+    settings::{
+        Settings,
+        SIZES_MAX, //
+    },
     Test, //
 };
 use crate::verbs::{
@@ -158,6 +161,17 @@ impl Results {
 /// The contents of the file: the results as they are when it is read.
 #[derive(Clone)]
 pub(crate) struct File(pub(super) Arc<Mutex<Results>>);
+
+impl File {
+    /// Makes that of traffic that has not begun.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(settings: &Settings) -> Result<Self> {
+        Ok(Self(Results::new(settings.context, settings.depth)?))
+    }
+}
 
 impl fmt::Display for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -33,7 +33,6 @@ use crate::{
         now,
         relax,
         Address,
-        CallError,
         Consumer,
         Device,
         Endpoint,
@@ -334,15 +333,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     ) -> Result<KBox<Endpoint<'e, Wire>>, Failure> {
         let goes_on = || self.stops.check().is_ok();
 
-        match Endpoint::create(device, attributes, goes_on) {
-            Ok(endpoint) => KBox::new(endpoint, GFP_KERNEL)
-                .map_err(|error| Failure::Call(CallError::of_memory(error))),
-            Err(error) => {
-                // It has not failed if it was called off.
-                self.stops.check()?;
-                Err(error.into())
-            }
-        }
+        Endpoint::create(device, attributes, goes_on).or_else(|error| {
+            // It has not failed if it was called off.
+            self.stops.check()?;
+            Err(error.into())
+        })
     }
 
     /// Says, and keeps, between what there is traffic.

@@ -62,7 +62,7 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
     /// # Errors
     ///
     /// Any; the client has undone what it did.
-    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> Result<Self::Context<'d>>;
+    fn add<'d>(&self, device: Device<'d>, name: &BStr) -> impl Init<Self::Context<'d>, Error>;
 
     /// There is a device that is left alone: neither `add` nor anything else is called for it.
     fn left_alone(&self, why: LeftAlone<'_>);
@@ -270,7 +270,7 @@ impl<T: DeclaredClient> Registration<T> {
         let context = KBox::<T::Context<'_>>::new_uninit(GFP_KERNEL)
             .inspect_err(|_| self.data.left_alone(LeftAlone::Memory(name)))?;
 
-        let context = KBox::write(context, self.data.add(device, name)?);
+        let context = context.write_init(self.data.add(device, name))?;
 
         // SAFETY: The device is valid, and the client is being added to it. `ib_core` hands the
         // pointer back in `rename` and, once, in `remove`.

@@ -126,7 +126,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         device: Device<'d>,
         attributes: &EndpointAttributes,
         goes_on: impl Fn() -> bool,
-    ) -> Result<Self, CallError> {
+    ) -> Result<KBox<Self>, CallError> {
         let depth = attributes.depth;
         let send_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_SENDS);
         let receive_work_requests = depth.saturating_add(EndpointAttributes::EXTRA_RECEIVES);
@@ -186,7 +186,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             })?,
             outstanding,
         };
-        let mut this = Self {
+        let this = Self {
             sends: array(one_more, |_| Ok(SendRequest::new()))?,
             receives: array(batch, |_| Ok(ReceiveRequest::new()))?,
             regions: KVec::new(),
@@ -201,6 +201,8 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             qp: ManuallyDrop::new(qp),
             device,
         };
+        // It is large for the stack.
+        let mut this = KBox::new(this, GFP_KERNEL).map_err(CallError::of_memory)?;
 
         if attributes.is_target {
             // As few as can be: each takes the device some time, also when it is destroyed.

@@ -22,6 +22,7 @@ use kernel::{
     },
     types::Opaque, //
 };
+use pin_init::Wrapper;
 
 /// A flag that tells somebody else to stop; it is raised once and never taken back.
 #[derive(Clone)]
@@ -78,6 +79,7 @@ pub(crate) struct Task<T: Job> {
     #[pin]
     work: Opaque<bindings::work_struct>,
     /// For the work item only, from when it is queued until `cancel_work_sync()` has returned.
+    #[pin]
     job: UnsafeCell<T>,
     stop: Stop,
     #[pin]
@@ -88,16 +90,15 @@ pub(crate) struct Task<T: Job> {
 unsafe impl<T: Job> Send for Task<T> {}
 
 impl<T: Job> Task<T> {
-    /// Has the job run by the system's unbound work queue, on whichever CPU.
+    /// Has the job, which is made in its place, run by the system's unbound work queue, on whichever
+    /// CPU.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`.
-    pub(crate) fn start(job: T) -> Result<Pin<KBox<Self>>> {
-        let stop = Stop::new()?;
-
-        let task = KBox::pin_init(
-            pin_init!(Self {
+    /// `ENOMEM`, and those of making the job.
+    pub(crate) fn start(job: impl Init<T, Error>) -> Result<Pin<KBox<Self>>> {
+        let task = KBox::try_pin_init(
+            try_pin_init!(Self {
                 work <- Opaque::ffi_init(|work: *mut bindings::work_struct| {
                     // SAFETY: The slot is writable memory for a `struct work_struct`, which stays
                     // where it is. The lock class and the name are static.
@@ -111,8 +112,8 @@ impl<T: Job> Task<T> {
                         )
                     };
                 }),
-                job: UnsafeCell::new(job),
-                stop,
+                job <- UnsafeCell::pin_init(job),
+                stop: Stop::new()?,
                 _pin: PhantomPinned,
             }),
             GFP_KERNEL,
