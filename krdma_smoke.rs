@@ -253,7 +253,7 @@ impl Watcher {
             return None;
         }
 
-        pr_info!("matched RDMA device {}\n", Printable(name));
+        say("matched", name);
 
         let resources = Resources::create(device)
             .inspect_err(|e| failed("resource", name, *e))
@@ -327,13 +327,6 @@ impl Plan {
     /// `ENOMEM`.
     fn start(&self, device: Device<'_>, name: &BStr) -> Result<Running> {
         let directory = directory_name(name)?;
-        let name = shown(name)?;
-        // Lines of several devices would be taken for one another's.
-        let prefix = if rdma_dev_name.value().is_empty() {
-            CString::try_from_fmt(fmt!("{}: ", &*name))?
-        } else {
-            CString::try_from_fmt(fmt!(""))?
-        };
         let contents = traffic::File::new(&self.settings)?;
 
         Ok(Running {
@@ -341,8 +334,9 @@ impl Plan {
             _task: Task::start(Traffic::new(
                 self.settings.clone(),
                 device.hold(),
-                name,
-                prefix,
+                shown(name)?,
+                // Lines of several devices would be taken for one another's.
+                rdma_dev_name.value().is_empty(),
                 self.peer.clone(),
                 self.stop.clone(),
                 contents.clone(),
@@ -448,7 +442,7 @@ impl Client for Watcher {
     type Context<'d> = Kept<'d>;
 
     fn add<'d>(&self, device: Device<'d>, name: &BStr) -> impl Init<Self::Context<'d>, Error> {
-        pr_info!("found RDMA device {}\n", Printable(name));
+        say("found", name);
 
         // Every device is kept, as one that is not wanted can be renamed.
         try_init!(Kept {
@@ -617,6 +611,13 @@ impl fmt::Display for Printable<'_> {
 /// `ENOMEM`.
 fn shown(name: &BStr) -> Result<CString> {
     CString::try_from_fmt(fmt!("{}", Printable(name)))
+}
+
+/// Says what a device is.
+// By itself, as what it takes of the stack would be there all the time in its callers.
+#[inline(never)]
+fn say(what: &str, name: &BStr) {
+    pr_info!("{what} RDMA device {}\n", Printable(name));
 }
 
 /// Says that a part of the smoke test could not be done on a device, and what the user can do.

@@ -416,13 +416,32 @@ impl Stops<'_> {
     }
 }
 
+/// What a line of the log begins with: the name of a device, or nothing.
+#[derive(Clone, Copy)]
+struct Prefix<'a>(Option<&'a CStr>);
+
+impl<'a> Prefix<'a> {
+    fn new(is_prefixed: bool, name: &'a CStr) -> Self {
+        Self(is_prefixed.then_some(name))
+    }
+}
+
+impl fmt::Display for Prefix<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(name) => f.write_fmt(fmt!("{name}: ")),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The traffic of one device.
 pub(crate) struct Traffic {
     settings: Arc<Settings>,
     device: DeviceReference,
     name: CString,
-    /// Each line of the log begins with this.
-    prefix: CString,
+    /// Each line of the log begins with the name.
+    is_prefixed: bool,
     peer: Option<Arc<Peer>>,
     module_stop: Stop,
     results: Arc<Mutex<Results>>,
@@ -446,7 +465,7 @@ impl Histograms {
 
 impl Traffic {
     /// Makes the traffic of a device, with itself if there is no peer; its results are those that
-    /// the file shows.
+    /// the file shows. If it `is_prefixed`, each line of the log begins with the device's name.
     ///
     /// # Errors
     ///
@@ -455,7 +474,7 @@ impl Traffic {
         settings: Arc<Settings>,
         device: DeviceReference,
         name: CString,
-        prefix: CString,
+        is_prefixed: bool,
         peer: Option<Arc<Peer>>,
         module_stop: Stop,
         File(results): File,
@@ -467,7 +486,7 @@ impl Traffic {
             settings,
             device,
             name,
-            prefix,
+            is_prefixed,
             peer,
             module_stop,
         })
@@ -490,7 +509,7 @@ impl Job for Traffic {
             },
         };
 
-        let prefix = &*self.prefix;
+        let prefix = Prefix::new(self.is_prefixed, &self.name);
 
         // The results first: whoever waits for the line looks at them next.
         self.results.lock().end(state, reason.clone());
@@ -524,7 +543,7 @@ impl Traffic {
             if !is_said && peer.current().is_none() {
                 pr_notice!(
                     "{}no RDMA device is named {}, traffic waits for it\n",
-                    &*self.prefix,
+                    Prefix::new(self.is_prefixed, &self.name),
                     peer.name()
                 );
                 is_said = true;
@@ -554,7 +573,7 @@ impl Traffic {
         ];
         let mut run = Run::new(
             &self.settings,
-            &self.prefix,
+            Prefix::new(self.is_prefixed, &self.name),
             names,
             &self.results,
             &mut self.histograms,

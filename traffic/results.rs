@@ -123,14 +123,15 @@ impl Results {
         let lines = KVVec::with_capacity(LINES_MAX, GFP_KERNEL)?;
 
         Arc::pin_init(
-            new_mutex!(Self {
+            // In its place: it is large for the stack.
+            new_mutex!(init!(Self {
                 context,
                 depth,
                 state: State::Running,
                 reason: None,
                 ends: None,
                 lines,
-            }),
+            })),
             GFP_KERNEL,
         )
     }

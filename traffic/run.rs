@@ -19,6 +19,7 @@ use super::{
     Failure,
     Histograms,
     Pattern,
+    Prefix,
     Side,
     Stops,
     Test,
@@ -124,7 +125,7 @@ pub(super) struct Count {
 /// The traffic of one device, while it is running.
 pub(super) struct Run<'a, 'd, 'p> {
     settings: &'a Settings,
-    prefix: &'a CStr,
+    prefix: Prefix<'a>,
     names: [&'a CStr; 2],
     results: &'a Mutex<Results>,
     histograms: &'a mut Histograms,
@@ -137,7 +138,7 @@ pub(super) struct Run<'a, 'd, 'p> {
 impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     pub(super) fn new(
         settings: &'a Settings,
-        prefix: &'a CStr,
+        prefix: Prefix<'a>,
         names: [&'a CStr; 2],
         results: &'a Mutex<Results>,
         histograms: &'a mut Histograms,
