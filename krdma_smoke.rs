@@ -69,6 +69,11 @@ param::parameter!(
 );
 
 param::parameter!(
+    queue_pairs: uint = 1,
+    "Number of queue pairs to make on each device, which share a completion queue (default: 1)"
+);
+
+param::parameter!(
     traffic: uint = 0,
     "Number of messages that each test of traffic sends; 0 for no traffic (default: 0)"
 );
@@ -134,12 +139,15 @@ impl kernel::InPlaceModule for KrdmaSmoke {
         try_pin_init!(Self {
             registration <- Registration::new(
                 check_running_ib_core()?,
-                Watcher::new(Plan::new().inspect_err(|e| {
-                    // Of a parameter that is wrong it has been said which.
-                    if *e == ENOMEM {
-                        pr_err!("init failed, ret={}: {}\n", e.to_errno(), advice(*e));
-                    }
-                })?),
+                Watcher::new(
+                    queue_pair_count()?,
+                    Plan::new().inspect_err(|e| {
+                        // Of a parameter that is wrong it has been said which.
+                        if *e == ENOMEM {
+                            pr_err!("init failed, ret={}: {}\n", e.to_errno(), advice(*e));
+                        }
+                    })?
+                ),
             ),
         })
     }
@@ -192,6 +200,25 @@ fn check_running_ib_core() -> Result<Compatible> {
     }
 }
 
+/// More queue pairs of each device than anybody has a use for. Drivers may take tens of KiB for each,
+/// and the machine's last memory.
+const QUEUE_PAIRS_MAX: u32 = 65536;
+
+/// Returns how many queue pairs to make on each device; says so if there cannot be as many.
+///
+/// # Errors
+///
+/// `EINVAL`.
+fn queue_pair_count() -> Result<usize> {
+    match queue_pairs.value() {
+        count @ 1..=QUEUE_PAIRS_MAX => Ok(count as usize),
+        count => {
+            pr_err!("queue_pairs={count}: there can be 1 to {QUEUE_PAIRS_MAX}\n");
+            Err(EINVAL)
+        }
+    }
+}
+
 #[pinned_drop]
 impl PinnedDrop for KrdmaSmoke {
     fn drop(self: Pin<&mut Self>) {
@@ -211,6 +238,8 @@ struct Watcher {
     /// Of the devices there are while the module is being loaded; `None` once that is over.
     #[pin]
     roll_call: Mutex<Option<RollCall>>,
+    /// How many queue pairs to make on each device; not 0.
+    queue_pair_count: usize,
     /// How to run traffic, if that is wanted.
     plan: Option<Plan>,
 }
@@ -228,9 +257,10 @@ struct Plan {
 declare_client!(Watcher);
 
 impl Watcher {
-    fn new(plan: Option<Plan>) -> impl PinInit<Self, Error> {
+    fn new(queue_pair_count: usize, plan: Option<Plan>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             roll_call <- new_mutex!(Some(RollCall::default())),
+            queue_pair_count,
             plan,
         })
     }
@@ -255,7 +285,7 @@ impl Watcher {
 
         say("matched", name);
 
-        let resources = Resources::create(device)
+        let resources = Resources::create(device, self.queue_pair_count)
             .inspect_err(|e| failed("resource", name, *e))
             .ok()?;
 

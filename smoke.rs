@@ -9,8 +9,9 @@ use crate::verbs::{
     Device,
     Event,
     ProtectionDomain,
-    QueuePair,
-    QueuePairAttributes, //
+    QueuePairAttributes,
+    QueuePairs,
+    Room, //
 };
 use kernel::prelude::*;
 
@@ -31,16 +32,19 @@ const QUEUE_PAIR: QueuePairAttributes = QueuePairAttributes {
 ///
 /// Dropping it destroys them and says so.
 pub(crate) struct Resources<'d> {
-    _qp: QueuePair<'d, Smoke>,
+    _qps: QueuePairs<'d, Smoke>,
 }
 
 impl<'d> Resources<'d> {
-    /// Makes a protection domain, a completion queue and a queue pair, and says how each step went.
+    /// Makes a protection domain, a completion queue and as many queue pairs, and says how each step
+    /// went.
     ///
     /// # Errors
     ///
     /// That of the step that failed. The steps before it are undone in reverse.
-    pub(crate) fn create(device: Device<'d>) -> Result<Self> {
+    pub(crate) fn create(device: Device<'d>, queue_pairs: usize) -> Result<Self> {
+        let room = Room::new(queue_pairs)?;
+
         let pd = ProtectionDomain::alloc(device).inspect_err(|e| failed("ib_alloc_pd", *e))?;
         pr_info!("ib_alloc_pd success\n");
 
@@ -48,13 +52,31 @@ impl<'d> Resources<'d> {
             .inspect_err(|e| failed("ib_create_cq", *e))?;
         pr_info!("ib_create_cq success\n");
 
-        let qp = QueuePair::create(pd, cq, &QUEUE_PAIR)
-            .inspect_err(|e| failed("ib_create_qp", e.error))?;
-        pr_info!("ib_create_qp success, qpn={}\n", qp.number());
+        let mut qps = QueuePairs::new(room, pd, cq);
+        let mut first = None;
 
+        while qps.len() < queue_pairs {
+            let number = qps
+                .create(&QUEUE_PAIR)
+                .inspect_err(|e| failed_after(qps.len(), *e))?;
+
+            first = first.or(Some(number));
+        }
+
+        say_created(first.unwrap_or(0), queue_pairs);
         pr_info!("resource smoke success\n");
 
-        Ok(Self { _qp: qp })
+        Ok(Self { _qps: qps })
+    }
+}
+
+/// Says that all queue pairs have been created, and the number of the first.
+// By itself, as what it takes of the stack would be there all the time in its callers.
+#[inline(never)]
+fn say_created(first: u32, queue_pairs: usize) {
+    match queue_pairs.saturating_sub(1) {
+        0 => pr_info!("ib_create_qp success, qpn={first}\n"),
+        others => pr_info!("ib_create_qp success, qpn={first} and {others} more\n"),
     }
 }
 
@@ -62,6 +84,18 @@ impl<'d> Resources<'d> {
 #[cold]
 fn failed(step: &str, error: Error) {
     pr_err!("{step} failed, ret={}\n", error.to_errno());
+}
+
+/// Says that a queue pair could not be created, after so many that could.
+#[cold]
+fn failed_after(count: usize, error: Error) {
+    match count {
+        0 => failed("ib_create_qp", error),
+        _ => pr_err!(
+            "ib_create_qp failed, ret={}, after {count} queue pairs\n",
+            error.to_errno()
+        ),
+    }
 }
 
 /// The user of the verbs, as `rdma resource show` names it.

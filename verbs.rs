@@ -9,9 +9,9 @@
 //!
 //! [`client::Registration`] owns the `struct ib_client`. `ib_core` lends each device to the client
 //! from `add` until `remove` returns; the lifetime `'d` of [`Device`] stands for that time, and all
-//! that is made on a device carries it. A [`QueuePair`] owns the [`CompletionQueue`] and the
-//! [`ProtectionDomain`] that it was made with, so that they can go only after it, as `ib_core`
-//! demands.
+//! that is made on a device carries it. [`QueuePairs`] own the [`CompletionQueue`] and the
+//! [`ProtectionDomain`] that they were made with, so that these can go only after them, as `ib_core`
+//! demands; and so does the queue pair of an [`Endpoint`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
@@ -59,8 +59,9 @@ pub(crate) use self::{
         PortError, //
     },
     qp::{
-        QueuePair,
         QueuePairAttributes,
+        QueuePairs,
+        Room,
         State, //
     },
     task::{

@@ -101,14 +101,14 @@ class Guest(Vm):
         """Unload the module."""
         return self.do("rmmod krdma_smoke")
 
-    def fail(self, function: str, error: int, times: int | None = None) -> None:
+    def fail(self, function: str, error: int, times: int | None = None, after: int = 0) -> None:
         """Make a kernel function fail with `error` from now on, or the next few times.
 
-        `{driver}` in its name is that of the driver.
+        The first calls, as many as `after`, go well. `{driver}` in its name is that of the driver.
         """
         function = function.format(driver=self.driver)
         limit = "" if times is None else f"times={times}"
-        self.do(f"insmod /failpoint.ko function={function} error={error} {limit}")
+        self.do(f"insmod /failpoint.ko function={function} error={error} after={after} {limit}")
 
     def count(self, function: str) -> None:
         """Count the calls of a kernel function from now on."""

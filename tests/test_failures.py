@@ -107,6 +107,47 @@ def test_queue_pair_cannot_be_destroyed(guest: Guest) -> None:
     assert says(guest.unload(), [*EXIT, "ib_destroy_qp failed, ret=-16", KEPT])
 
 
+MANY = "insmod /krdma_smoke.ko rdma_dev_name=rxe0 queue_pairs=64"
+
+
+def test_many_queue_pairs(guest: Guest) -> None:
+    """A device has as many queue pairs as are wanted, which go with it, and come back with it."""
+    guest.add("rxe0")
+    many = taken("rxe0")
+    many[many.index(r"ib_create_qp success, qpn=\d+")] += " and 63 more"
+    result = guest.do(MANY)
+    assert says(result, [*init("rxe0"), *many]), said(result)
+    there = {"rxe0 pd": 1, "rxe0 cq": 1, "rxe0 qp": 64}
+    assert guest.objects() == there
+    assert says(guest.delete("rxe0"), RETURNED)
+    assert says(guest.add("rxe0"), many)
+    assert guest.objects() == there
+    assert says(guest.unload(), [*EXIT, *RETURNED])
+    assert not guest.objects()
+
+
+def test_one_of_many_queue_pairs_fails(guest: Guest) -> None:
+    """It is said after how many, and those are undone."""
+    guest.add("rxe0")
+    guest.fail("{driver}_create_qp", ENOMEM, after=5)
+    result = guest.do(MANY)
+    expected = failed("ib_create_qp", 2, ENOMEM)
+    place = expected.index("ib_create_qp failed, ret=-12")
+    expected[place : place + 1] = [f"{expected[place]}, after 5 queue pairs", RETURNED[0]]
+    assert says(result, [*init("rxe0"), *found("rxe0"), *expected]), said(result)
+    assert not guest.objects()
+    assert says(guest.unload(), EXIT)
+
+
+def test_one_of_many_queue_pairs_cannot_be_destroyed(guest: Guest) -> None:
+    """It keeps what they share, and the others go."""
+    guest.add("rxe0")
+    guest.do(MANY)
+    guest.fail("{driver}_destroy_qp", EBUSY, times=1, after=5)
+    assert says(guest.unload(), [*EXIT, "ib_destroy_qp failed, ret=-16", KEPT])
+    assert guest.calls() == 64
+
+
 def test_module_stays_for_what_refers_to_it(guest: Guest) -> None:
     """A module that an object still refers to cannot be unloaded."""
     guest.do("rdma system set netns exclusive")

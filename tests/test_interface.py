@@ -22,6 +22,7 @@ PARAMETERS = {
     "peer_port": ("uint", "0"),
     "poll": ("charp", "direct"),
     "port": ("uint", "0"),
+    "queue_pairs": ("uint", "1"),
     "rdma_dev_name": ("charp", "mlx5_0"),
     "sizes": ("charp", "8,4096,65536,1048576"),
     "traffic": ("uint", "0"),

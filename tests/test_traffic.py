@@ -178,6 +178,9 @@ WRONG = (
     ("gid_index=-2", "gid_index=-2: there are 0 to 255, and -1 for any"),
     ("peer_gid_index=256", "peer_gid_index=256: there are 0 to 255, and -1 for any"),
     ("peer_port=-1", None),
+    ("queue_pairs=0", "queue_pairs=0: there can be 1 to 65536"),
+    ("queue_pairs=65537", "queue_pairs=65537: there can be 1 to 65536"),
+    ("queue_pairs=-1", None),
 )
 
 

@@ -22,17 +22,6 @@ use kernel::{
     str::as_char_ptr_in_const_context, //
 };
 
-/// What a queue pair can have its completions put in.
-///
-/// # Safety
-///
-/// `as_raw()` must return the same valid completion queue each time, of the device with the brand
-/// `'d`, which is not destroyed before this is dropped.
-pub(crate) unsafe trait Queue<'d> {
-    /// Returns the `struct ib_cq`.
-    fn as_raw(&self) -> *mut bindings::ib_cq;
-}
-
 /// What a completion queue is to be like: `struct ib_cq_init_attr`.
 pub(crate) struct CompletionQueueAttributes {
     /// How many completions it holds at least; not 0.
@@ -107,6 +96,11 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
         })
     }
 
+    /// Returns the `struct ib_cq`.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.ptr.as_ptr()
+    }
+
     /// `ib_comp_handler`.
     extern "C" fn completion_callback(_cq: *mut bindings::ib_cq, _context: *mut c_void) {
         C::completion();
@@ -120,13 +114,6 @@ impl<'d, C: Consumer> CompletionQueue<'d, C> {
     unsafe extern "C" fn event_callback(event: *mut bindings::ib_event, _context: *mut c_void) {
         // SAFETY: By the safety requirement.
         C::cq_event(unsafe { Event::from_raw(event) });
-    }
-}
-
-// SAFETY: By the type invariant.
-unsafe impl<'d, C: Consumer> Queue<'d> for CompletionQueue<'d, C> {
-    fn as_raw(&self) -> *mut bindings::ib_cq {
-        self.ptr.as_ptr()
     }
 }
 
@@ -205,6 +192,11 @@ impl<'d, C: Consumer> PolledCompletionQueue<'d, C> {
         })
     }
 
+    /// Returns the `struct ib_cq`.
+    pub(super) fn as_raw(&self) -> *mut bindings::ib_cq {
+        self.ptr.as_ptr()
+    }
+
     /// Takes a few completions from the queue, if there are any: `ib_process_cq_direct()`.
     ///
     /// For a queue of [`PollContext::Direct`] only.
@@ -216,13 +208,6 @@ impl<'d, C: Consumer> PolledCompletionQueue<'d, C> {
 
     /// `IB_POLL_BATCH_DIRECT`: as many as C takes from the queue at a time.
     const BUDGET: c_int = 8;
-}
-
-// SAFETY: By the type invariant.
-unsafe impl<'d, C: Consumer> Queue<'d> for PolledCompletionQueue<'d, C> {
-    fn as_raw(&self) -> *mut bindings::ib_cq {
-        self.ptr.as_ptr()
-    }
 }
 
 impl<C: Consumer> Drop for PolledCompletionQueue<'_, C> {

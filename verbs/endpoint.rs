@@ -11,7 +11,10 @@ use super::{
     mr::MemoryRegion,
     now,
     of,
-    qp::ConnectionAttributes,
+    qp::{
+        ConnectionAttributes,
+        QueuePair, //
+    },
     relax,
     wc::{
         Entry,
@@ -30,7 +33,6 @@ use super::{
     Device,
     Port,
     ProtectionDomain,
-    QueuePair,
     QueuePairAttributes,
     Request,
     State,
@@ -85,7 +87,7 @@ impl EndpointAttributes {
 /// What is posted refers to this only, so that there is nothing that a caller could free too early.
 /// Dropping it drains the queue pair, and destroys everything.
 pub(crate) struct Endpoint<'d, C: Consumer> {
-    qp: ManuallyDrop<QueuePair<'d, C, PolledCompletionQueue<'d, C>>>,
+    qp: ManuallyDrop<QueuePair<'d, C>>,
     /// Of the messages' buffers, if the peer is to access them: each of as many as are given, the
     /// last perhaps of fewer.
     regions: KVec<MemoryRegion<'d, C>>,

@@ -3,7 +3,6 @@
 //! Queue pairs.
 
 use super::{
-    cq::Queue,
     destroyed,
     Address,
     CompletionQueue,
@@ -23,6 +22,7 @@ use core::{
     },
 };
 use kernel::{
+    alloc::KVVec,
     error::{
         from_err_ptr,
         to_result, //
@@ -44,114 +44,242 @@ pub(crate) struct QueuePairAttributes {
     pub(crate) receive_sges: u32,
 }
 
-/// A queue pair could not be created: why, and what it was to be made of.
+/// Creates a reliable-connected queue pair by `ib_create_qp_kernel()`.
 ///
-/// When this is dropped, `cq` goes first.
-pub(crate) struct CreateError<'d, C: Consumer, Q: Queue<'d>> {
-    /// What `ib_create_qp_kernel()` says.
-    pub(crate) error: Error,
-    _cq: Q,
-    _pd: ProtectionDomain<'d, C>,
+/// The completion queue serves both directions. No data is inlined, and a send work request makes a
+/// completion only where it asks for one (`IB_SIGNAL_REQ_WR`). May sleep.
+///
+/// # Safety
+///
+/// The protection domain and the completion queue must be valid, of one device, and outlive the
+/// queue pair.
+///
+/// # Errors
+///
+/// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's driver
+/// says.
+// By itself, as the attributes would be on the stack all the time in its callers.
+#[inline(never)]
+unsafe fn create<C: Consumer>(
+    pd: *mut bindings::ib_pd,
+    cq: *mut bindings::ib_cq,
+    attributes: &QueuePairAttributes,
+) -> Result<NonNull<bindings::ib_qp>> {
+    let mut attributes = bindings::ib_qp_init_attr {
+        event_handler: Some(event_callback::<C>),
+        send_cq: cq,
+        recv_cq: cq,
+        cap: bindings::ib_qp_cap {
+            max_send_wr: attributes.send_work_requests,
+            max_recv_wr: attributes.receive_work_requests,
+            max_send_sge: attributes.send_sges,
+            max_recv_sge: attributes.receive_sges,
+            max_inline_data: 0,
+            max_rdma_ctxs: 0,
+        },
+        sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
+        qp_type: bindings::ib_qp_type_IB_QPT_RC,
+        ..pin_init::zeroed()
+    };
+
+    // SAFETY: By the safety requirement. The attributes are used during the call only. The handler
+    // is of the type that C declares and takes no context. It and the name, whose pointer
+    // `rdma_restrack_set_name()` keeps, last as long as the module, as does the queue pair (see
+    // `destroyed()`).
+    let ptr = from_err_ptr(unsafe {
+        bindings::ib_create_qp_kernel(pd, &mut attributes, as_char_ptr_in_const_context(C::NAME))
+    })?;
+
+    NonNull::new(ptr).ok_or(ENOMEM)
 }
 
-impl<'d, C: Consumer, Q: Queue<'d>> From<CreateError<'d, C, Q>> for Error {
-    fn from(from: CreateError<'d, C, Q>) -> Self {
-        from.error
+/// Destroys a queue pair by `ib_destroy_qp_user()`; returns what that says. May sleep.
+///
+/// # Safety
+///
+/// It must be a valid queue pair of a kernel object's, which nobody uses after this.
+unsafe fn destroy(ptr: NonNull<bindings::ib_qp>) -> c_int {
+    // SAFETY: By the safety requirement. No user data goes with a kernel object.
+    unsafe { bindings::ib_destroy_qp_user(ptr.as_ptr(), null_mut()) }
+}
+
+/// `ib_qp_init_attr.event_handler`.
+///
+/// # Safety
+///
+/// `event` must be valid for the call.
+unsafe extern "C" fn event_callback<C: Consumer>(
+    event: *mut bindings::ib_event,
+    _context: *mut c_void,
+) {
+    // SAFETY: By the safety requirement.
+    C::qp_event(unsafe { Event::from_raw(event) });
+}
+
+/// Room for [`QueuePairs`], to be had before there is something that would have to be undone.
+pub(crate) struct Room(KVVec<NonNull<bindings::ib_qp>>);
+
+impl Room {
+    /// Allocates room for `count` of them.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
+    pub(crate) fn new(count: usize) -> Result<Self> {
+        Ok(Self(KVVec::with_capacity(count, GFP_KERNEL)?))
     }
 }
 
-/// A reliable-connected queue pair.
+/// Reliable-connected queue pairs that share a completion queue and a protection domain.
 ///
-/// Destroyed when dropped, by `ib_destroy_qp_user()`; then its completion queue goes, then its
+/// They cannot be connected; that a device has them shows that it can have as many.
+///
+/// Destroyed when dropped, by `ib_destroy_qp_user()`; then the completion queue goes, then the
 /// protection domain.
 ///
-/// One with a [`PolledCompletionQueue`] can be connected. Work that was posted to it is drained
-/// before it is destroyed.
+/// # Invariants
+///
+/// `qps` are queue pairs that `ib_create_qp_kernel()` returned and that nobody else destroys. They
+/// use `cq` for both directions, and `pd`.
+pub(crate) struct QueuePairs<'d, C: Consumer> {
+    qps: KVVec<NonNull<bindings::ib_qp>>,
+    cq: ManuallyDrop<CompletionQueue<'d, C>>,
+    pd: ManuallyDrop<ProtectionDomain<'d, C>>,
+}
+
+// SAFETY: `ib_core` lets a queue pair be used and destroyed by any thread
+// (Documentation/infiniband/core_locking.rst, "Reentrancy"). No `C` is stored.
+unsafe impl<C: Consumer> Send for QueuePairs<'_, C> {}
+
+impl<'d, C: Consumer> QueuePairs<'d, C> {
+    /// Has a completion queue and a protection domain be shared, by none as yet.
+    pub(crate) fn new(
+        Room(qps): Room,
+        pd: ProtectionDomain<'d, C>,
+        cq: CompletionQueue<'d, C>,
+    ) -> Self {
+        Self {
+            qps,
+            cq: ManuallyDrop::new(cq),
+            pd: ManuallyDrop::new(pd),
+        }
+    }
+
+    /// Creates one more by `ib_create_qp_kernel()`; returns its number, by which a peer addresses it.
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, also if there is no room
+    /// for one, or what the device's driver says; the others stay.
+    pub(crate) fn create(&mut self, attributes: &QueuePairAttributes) -> Result<u32> {
+        if self.qps.len() >= self.qps.capacity() {
+            return Err(ENOMEM);
+        }
+
+        // SAFETY: Both are valid by their type invariants, of one device since they have the same
+        // brand, and outlive the queue pair: `Drop` sees to that.
+        let ptr = unsafe { create::<C>(self.pd.as_raw(), self.cq.as_raw(), attributes) }?;
+
+        // INVARIANT: It was created with `cq` and `pd`, and goes nowhere else. There is room.
+        self.qps.push_within_capacity(ptr)?;
+
+        // SAFETY: The queue pair is valid. Drivers set its number before `ib_create_qp_kernel()`
+        // returns, and it does not change.
+        Ok(unsafe { (*ptr.as_ptr()).qp_num })
+    }
+
+    /// Returns how many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.qps.len()
+    }
+}
+
+impl<C: Consumer> Drop for QueuePairs<'_, C> {
+    fn drop(&mut self) {
+        let mut first_error = 0;
+
+        for ptr in self.qps.iter() {
+            // SAFETY: By the type invariant this is the only call for this queue pair, and the
+            // device is still there.
+            let ret = unsafe { destroy(*ptr) };
+
+            if first_error == 0 {
+                first_error = ret;
+            }
+        }
+
+        // One that could not be destroyed goes on using the other two: they are leaked with it.
+        if self.qps.is_empty() || destroyed::<C>("ib_destroy_qp", first_error) {
+            // SAFETY: Nobody uses the fields after this, and this is the only place that drops
+            // them.
+            unsafe {
+                ManuallyDrop::drop(&mut self.cq);
+                ManuallyDrop::drop(&mut self.pd);
+            }
+        }
+    }
+}
+
+/// A reliable-connected queue pair that can be connected.
+///
+/// Work that was posted to it is drained before it is destroyed. Destroyed when dropped, by
+/// `ib_destroy_qp_user()`; then its completion queue goes, then its protection domain.
 ///
 /// # Invariants
 ///
 /// - `ptr` is a queue pair that `ib_create_qp_kernel()` returned and that nobody else destroys.
 /// - It uses `cq` for both directions, and `pd`.
 /// - Only if `is_connected` has it left the state `RESET`.
-/// - If it is not `is_drained`, it has left `RESET`, and `cq` is a [`PolledCompletionQueue`]; else
-///   nothing that was posted is outstanding.
-pub(crate) struct QueuePair<'d, C: Consumer, Q: Queue<'d> = CompletionQueue<'d, C>> {
+/// - If it is not `is_drained`, it has left `RESET`; else nothing that was posted is outstanding.
+pub(super) struct QueuePair<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_qp>,
     is_connected: bool,
     is_drained: bool,
-    cq: ManuallyDrop<Q>,
+    cq: ManuallyDrop<PolledCompletionQueue<'d, C>>,
     pd: ManuallyDrop<ProtectionDomain<'d, C>>,
 }
 
-// SAFETY: `ib_core` lets a queue pair be used and destroyed by any thread
-// (Documentation/infiniband/core_locking.rst, "Reentrancy"). No `C` is stored.
-unsafe impl<'d, C: Consumer, Q: Queue<'d> + Send> Send for QueuePair<'d, C, Q> {}
+// SAFETY: As for `QueuePairs`.
+unsafe impl<C: Consumer> Send for QueuePair<'_, C> {}
 
-impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
-    /// Creates a reliable-connected queue pair by `ib_create_qp_kernel()`.
-    ///
-    /// The completion queue serves both directions. No data is inlined, and a send work request
-    /// makes a completion only where it asks for one (`IB_SIGNAL_REQ_WR`). May sleep.
+/// How a queue pair is to work with its peer, beside the path.
+pub(super) struct ConnectionAttributes {
+    /// How many reads and atomic operations it may have on their way.
+    pub(super) outstanding_reads: u8,
+    /// How many of its peer's it works at.
+    pub(super) incoming_reads: u8,
+    /// What the peer may do to memory that is registered for it: `enum ib_access_flags`.
+    pub(super) access: bindings::ib_access_flags,
+}
+
+impl<'d, C: Consumer> QueuePair<'d, C> {
+    /// Creates a queue pair by `ib_create_qp_kernel()`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's
-    /// driver says; the completion queue and the protection domain are in the error.
-    pub(crate) fn create(
+    /// As [`QueuePairs::create()`]; the completion queue and the protection domain are gone.
+    pub(super) fn create(
         pd: ProtectionDomain<'d, C>,
-        cq: Q,
+        cq: PolledCompletionQueue<'d, C>,
         attributes: &QueuePairAttributes,
-    ) -> Result<Self, CreateError<'d, C, Q>> {
-        let mut attributes = bindings::ib_qp_init_attr {
-            event_handler: Some(Self::event_callback),
-            send_cq: cq.as_raw(),
-            recv_cq: cq.as_raw(),
-            cap: bindings::ib_qp_cap {
-                max_send_wr: attributes.send_work_requests,
-                max_recv_wr: attributes.receive_work_requests,
-                max_send_sge: attributes.send_sges,
-                max_recv_sge: attributes.receive_sges,
-                max_inline_data: 0,
-                max_rdma_ctxs: 0,
-            },
-            sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
-            qp_type: bindings::ib_qp_type_IB_QPT_RC,
-            ..pin_init::zeroed()
-        };
+    ) -> Result<Self> {
+        // SAFETY: Both are valid by their type invariants, of one device since they have the same
+        // brand, and outlive the queue pair, which owns them.
+        let ptr = unsafe { create::<C>(pd.as_raw(), cq.as_raw(), attributes) }?;
 
-        // SAFETY: `pd` and `cq` are valid by their type invariants, belong to the same device since
-        // they have the same brand, and outlive the queue pair, which owns them. The attributes are
-        // used during the call only. The handler is of the type that C declares and takes no
-        // context. It and the name, whose pointer `rdma_restrack_set_name()` keeps, last as long as
-        // the module, as does the queue pair (see `destroyed()`).
-        let ptr = from_err_ptr(unsafe {
-            bindings::ib_create_qp_kernel(
-                pd.as_raw(),
-                &mut attributes,
-                as_char_ptr_in_const_context(C::NAME),
-            )
-        });
-
-        match ptr.and_then(|ptr| NonNull::new(ptr).ok_or(ENOMEM)) {
-            // INVARIANT: `ib_create_qp_kernel()` succeeded with `cq` and `pd`, and the pointer goes
-            // nowhere else.
-            Ok(ptr) => Ok(Self {
-                ptr,
-                is_connected: false,
-                is_drained: true,
-                cq: ManuallyDrop::new(cq),
-                pd: ManuallyDrop::new(pd),
-            }),
-            Err(error) => Err(CreateError {
-                error,
-                _cq: cq,
-                _pd: pd,
-            }),
-        }
+        // INVARIANT: It was created with `cq` and `pd`, and goes nowhere else.
+        Ok(Self {
+            ptr,
+            is_connected: false,
+            is_drained: true,
+            cq: ManuallyDrop::new(cq),
+            pd: ManuallyDrop::new(pd),
+        })
     }
 
     /// Returns the queue pair number, by which a peer addresses it.
-    pub(crate) fn number(&self) -> u32 {
+    pub(super) fn number(&self) -> u32 {
         // SAFETY: The queue pair is valid by the type invariant. Drivers set its number before
         // `ib_create_qp_kernel()` returns, and it does not change.
         unsafe { (*self.ptr.as_ptr()).qp_num }
@@ -171,28 +299,6 @@ impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
         }
     }
 
-    /// `ib_qp_init_attr.event_handler`.
-    ///
-    /// # Safety
-    ///
-    /// `event` must be valid for the call.
-    unsafe extern "C" fn event_callback(event: *mut bindings::ib_event, _context: *mut c_void) {
-        // SAFETY: By the safety requirement.
-        C::qp_event(unsafe { Event::from_raw(event) });
-    }
-}
-
-/// How a queue pair is to work with its peer, beside the path.
-pub(super) struct ConnectionAttributes {
-    /// How many reads and atomic operations it may have on their way.
-    pub(super) outstanding_reads: u8,
-    /// How many of its peer's it works at.
-    pub(super) incoming_reads: u8,
-    /// What the peer may do to memory that is registered for it: `enum ib_access_flags`.
-    pub(super) access: bindings::ib_access_flags,
-}
-
-impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
     /// The first packet's number, on either side: any will do on a connection that is new, between
     /// queue pairs that are.
     const PACKET_SEQUENCE_NUMBER: u32 = 0;
@@ -417,6 +523,43 @@ impl<'d, C: Consumer> QueuePair<'d, C, PolledCompletionQueue<'d, C>> {
     }
 }
 
+impl<C: Consumer> QueuePair<'_, C> {
+    /// Destroys the queue pair, as dropping it does; tells whether it is gone, or the device keeps
+    /// it. May sleep.
+    pub(super) fn destroy(self) -> bool {
+        ManuallyDrop::new(self).destroy_in_place()
+    }
+
+    /// To be called once, by whoever does not use the queue pair any more.
+    fn destroy_in_place(&mut self) -> bool {
+        self.drain();
+
+        // SAFETY: By the type invariant this is the only call for this queue pair, and the device
+        // is still there.
+        let ret = unsafe { destroy(self.ptr) };
+        let is_gone = destroyed::<C>("ib_destroy_qp", ret);
+
+        // A queue pair that could not be destroyed goes on using the other two: they are leaked
+        // with it.
+        if is_gone {
+            // SAFETY: Nobody uses the fields after this, and this is the only place that drops
+            // them.
+            unsafe {
+                ManuallyDrop::drop(&mut self.cq);
+                ManuallyDrop::drop(&mut self.pd);
+            }
+        }
+
+        is_gone
+    }
+}
+
+impl<C: Consumer> Drop for QueuePair<'_, C> {
+    fn drop(&mut self) {
+        self.destroy_in_place();
+    }
+}
+
 /// The state of a queue pair: `enum ib_qp_state`.
 ///
 /// Displayed as the specification has it.
@@ -440,42 +583,5 @@ impl fmt::Display for State {
             bindings::ib_qp_state_IB_QPS_ERR => "ERR",
             _ => "unknown",
         })
-    }
-}
-
-impl<'d, C: Consumer, Q: Queue<'d>> QueuePair<'d, C, Q> {
-    /// Destroys the queue pair, as dropping it does; tells whether it is gone, or the device keeps
-    /// it. May sleep.
-    pub(super) fn destroy(self) -> bool {
-        ManuallyDrop::new(self).destroy_in_place()
-    }
-
-    /// To be called once, by whoever does not use the queue pair any more.
-    fn destroy_in_place(&mut self) -> bool {
-        self.drain();
-
-        // SAFETY: By the type invariant this is the only call for this queue pair, and the device
-        // is still there. No user data goes with a kernel object.
-        let ret = unsafe { bindings::ib_destroy_qp_user(self.ptr.as_ptr(), null_mut()) };
-        let is_gone = destroyed::<C>("ib_destroy_qp", ret);
-
-        // A queue pair that could not be destroyed goes on using the other two: they are leaked
-        // with it.
-        if is_gone {
-            // SAFETY: Nobody uses the fields after this, and this is the only place that drops
-            // them.
-            unsafe {
-                ManuallyDrop::drop(&mut self.cq);
-                ManuallyDrop::drop(&mut self.pd);
-            }
-        }
-
-        is_gone
-    }
-}
-
-impl<'d, C: Consumer, Q: Queue<'d>> Drop for QueuePair<'d, C, Q> {
-    fn drop(&mut self) {
-        self.destroy_in_place();
     }
 }

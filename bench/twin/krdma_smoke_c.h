@@ -113,10 +113,12 @@ const char *built_for(void);
 struct resources {
 	struct ib_pd *pd;
 	struct ib_cq *cq;
-	struct ib_qp *qp;
+	unsigned int n_qps;
+	struct ib_qp **qps;
 };
 
-int resources_create(struct resources *resources, struct ib_device *device);
+int resources_create(struct resources *resources, struct ib_device *device,
+		     unsigned int queue_pairs);
 void resources_destroy(struct resources *resources);
 
 void smoke_cq_event(struct ib_event *event, void *context);

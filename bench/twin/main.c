@@ -24,6 +24,13 @@ module_param(check_ib_core, bool, 0444);
 MODULE_PARM_DESC(check_ib_core,
 		 "Refuse to run with another ib_core than it was built for (default: Y)");
 
+#define QUEUE_PAIRS_MAX	65536
+
+static unsigned int queue_pairs = 1;
+module_param(queue_pairs, uint, 0444);
+MODULE_PARM_DESC(queue_pairs,
+		 "Number of queue pairs to make on each device, which share a completion queue (default: 1)");
+
 static struct settings settings = {
 	.depth = 1,
 	.ends = {
@@ -236,7 +243,7 @@ static void consider(struct ib_device *device, const char *name,
 
 	pr_info("matched RDMA device " NAME_FMT "\n", NAME_ARGS(name));
 
-	ret = resources_create(&kept->resources, device);
+	ret = resources_create(&kept->resources, device, queue_pairs);
 	if (ret) {
 		failed("resource", name, ret);
 		return;
@@ -371,6 +378,12 @@ static int __init krdma_smoke_init(void)
 			return ret;
 	} else {
 		pr_warn("check_ib_core=0: it is not checked which ib_core is running\n");
+	}
+
+	if (!queue_pairs || queue_pairs > QUEUE_PAIRS_MAX) {
+		pr_err("queue_pairs=%u: there can be 1 to %u\n", queue_pairs,
+		       QUEUE_PAIRS_MAX);
+		return -EINVAL;
 	}
 
 	ret = settings_parse(&settings, sizes, poll);

@@ -6,6 +6,7 @@
 #include "krdma_smoke_c.h"
 
 #include <linux/module.h>
+#include <linux/slab.h>
 
 void smoke_failed(const char *step, int error)
 {
@@ -47,7 +48,36 @@ void smoke_qp_event(struct ib_event *event, void *context)
 	pr_info("QP event %u\n", event->event);
 }
 
-int resources_create(struct resources *resources, struct ib_device *device)
+/* Creates the queue pairs; on failure those that there are stay. */
+static int create_qps(struct resources *resources,
+		      struct ib_qp_init_attr *attr, unsigned int queue_pairs)
+{
+	struct ib_qp *qp;
+
+	while (resources->n_qps < queue_pairs) {
+		qp = ib_create_qp(resources->pd, attr);
+		if (IS_ERR(qp)) {
+			if (!resources->n_qps)
+				smoke_failed("ib_create_qp", PTR_ERR(qp));
+			else
+				pr_err("ib_create_qp failed, ret=%ld, after %u queue pairs\n",
+				       PTR_ERR(qp), resources->n_qps);
+			return PTR_ERR(qp);
+		}
+		resources->qps[resources->n_qps++] = qp;
+	}
+
+	if (queue_pairs == 1)
+		pr_info("ib_create_qp success, qpn=%u\n",
+			resources->qps[0]->qp_num);
+	else
+		pr_info("ib_create_qp success, qpn=%u and %u more\n",
+			resources->qps[0]->qp_num, queue_pairs - 1);
+	return 0;
+}
+
+int resources_create(struct resources *resources, struct ib_device *device,
+		     unsigned int queue_pairs)
 {
 	const struct ib_cq_init_attr cq_attr = {
 		.cqe = 16,
@@ -65,11 +95,17 @@ int resources_create(struct resources *resources, struct ib_device *device)
 	};
 	int ret;
 
+	resources->n_qps = 0;
+	resources->qps = kvmalloc_array(queue_pairs, sizeof(*resources->qps),
+					GFP_KERNEL);
+	if (!resources->qps)
+		return -ENOMEM;
+
 	resources->pd = ib_alloc_pd(device, 0);
 	if (IS_ERR(resources->pd)) {
 		ret = PTR_ERR(resources->pd);
 		smoke_failed("ib_alloc_pd", ret);
-		return ret;
+		goto err_qps;
 	}
 	pr_info("ib_alloc_pd success\n");
 
@@ -88,28 +124,37 @@ int resources_create(struct resources *resources, struct ib_device *device)
 
 	qp_attr.send_cq = resources->cq;
 	qp_attr.recv_cq = resources->cq;
-	resources->qp = ib_create_qp(resources->pd, &qp_attr);
-	if (IS_ERR(resources->qp)) {
-		ret = PTR_ERR(resources->qp);
-		smoke_failed("ib_create_qp", ret);
-		goto err_cq;
+	ret = create_qps(resources, &qp_attr, queue_pairs);
+	if (ret) {
+		resources_destroy(resources);
+		return ret;
 	}
-	pr_info("ib_create_qp success, qpn=%u\n", resources->qp->qp_num);
 
 	pr_info("resource smoke success\n");
 	return 0;
 
-err_cq:
-	destroyed("ib_destroy_cq", ib_destroy_cq_user(resources->cq, NULL));
 err_pd:
 	destroyed("ib_dealloc_pd", ib_dealloc_pd_user(resources->pd, NULL));
+err_qps:
+	kvfree(resources->qps);
 	return ret;
 }
 
 void resources_destroy(struct resources *resources)
 {
+	int first_error = 0;
+	unsigned int i;
+	int ret;
+
+	for (i = 0; i < resources->n_qps; i++) {
+		ret = ib_destroy_qp(resources->qps[i]);
+		if (!first_error)
+			first_error = ret;
+	}
+	kvfree(resources->qps);
+
 	/* One that could not be destroyed goes on using the other two. */
-	if (!destroyed("ib_destroy_qp", ib_destroy_qp(resources->qp)))
+	if (resources->n_qps && !destroyed("ib_destroy_qp", first_error))
 		return;
 
 	destroyed("ib_destroy_cq", ib_destroy_cq_user(resources->cq, NULL));

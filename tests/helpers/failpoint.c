@@ -3,9 +3,9 @@
  * Makes a kernel function fail, for tests on kernels without fault injection.
  *
  * While the module is loaded, a call of the function that has the name
- * `function` returns `error` without doing anything, or only the first `times`
- * calls do. The function must return an int or a pointer, unless `times` is 0:
- * then calls are only counted, in `calls`.
+ * `function` returns `error` without doing anything, or only `times` calls do,
+ * the first ones but for `after` others. The function must return an int or a
+ * pointer, unless `times` is 0: then calls are only counted, in `calls`.
  */
 
 #include <linux/kprobes.h>
@@ -24,6 +24,10 @@ static int times = INT_MAX;
 module_param(times, int, 0444);
 MODULE_PARM_DESC(times, "How many calls fail");
 
+static int after;
+module_param(after, int, 0444);
+MODULE_PARM_DESC(after, "How many calls come before those that fail");
+
 static atomic_t calls = ATOMIC_INIT(0);
 module_param_named(calls, calls.counter, int, 0444);
 MODULE_PARM_DESC(calls, "How many calls there were");
@@ -36,20 +40,22 @@ static noinline long failing(void)
 
 static int divert(struct kprobe *probe, struct pt_regs *regs)
 {
-	if (atomic_inc_return(&calls) > times)
+	int call = atomic_inc_return(&calls);
+
+	if (call <= after || call - after > times)
 		return 0;
 	instruction_pointer_set(regs, (unsigned long)failing);
 	return 1;
 }
 
 /* A probe with such a handler is not optimised; an optimised one cannot divert. */
-static void after(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
+static void done(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
 {
 }
 
 static struct kprobe probe = {
 	.pre_handler = divert,
-	.post_handler = after,
+	.post_handler = done,
 };
 
 static int __init failpoint_init(void)
