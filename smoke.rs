@@ -53,17 +53,10 @@ impl<'d> Resources<'d> {
         pr_info!("ib_create_cq success\n");
 
         let mut qps = QueuePairs::new(room, pd, cq);
-        let mut first = None;
 
-        while qps.len() < queue_pairs {
-            let number = qps
-                .create(&QUEUE_PAIR)
-                .inspect_err(|e| failed_after(qps.len(), *e))?;
-
-            first = first.or(Some(number));
-        }
-
-        say_created(first.unwrap_or(0), queue_pairs);
+        qps.fill(&QUEUE_PAIR)
+            .inspect_err(|e| failed_after(qps.len(), *e))?;
+        say_created(&qps);
         pr_info!("resource smoke success\n");
 
         Ok(Self { _qps: qps })
@@ -73,8 +66,10 @@ impl<'d> Resources<'d> {
 /// Says that all queue pairs have been created, and the number of the first.
 // By itself, as what it takes of the stack would be there all the time in its callers.
 #[inline(never)]
-fn say_created(first: u32, queue_pairs: usize) {
-    match queue_pairs.saturating_sub(1) {
+fn say_created(qps: &QueuePairs<'_, Smoke>) {
+    let first = qps.first_number().unwrap_or(0);
+
+    match qps.len().saturating_sub(1) {
         0 => pr_info!("ib_create_qp success, qpn={first}\n"),
         others => pr_info!("ib_create_qp success, qpn={first} and {others} more\n"),
     }

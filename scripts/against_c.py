@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import module
 import twin
 from buildroot import BuildRoot
-from count import CLOSE, FIRST_POST, OPEN, POST, USER, CountingVm, Dump, Loaded
+from count import CLOSE, FIRST_POST, OPEN, POST, CountingVm
 from figures import Figure, Part
 from kernel import Kernel
 from objects import Chain, Object
@@ -75,60 +76,28 @@ class _Windows:
         self.messages: dict[tuple[str, int], Counter[str]] = {}
 
 
-def _check(dumps: Sequence[Dump], marks: Sequence[int]) -> None:
-    found = [dump.mark for dump in dumps]
-    if found != list(marks):
-        raise Failure(f"the guest marked {found}, and not {list(marks)}")
-
-
-def _load(vm: CountingVm, it: Object, *parameters: str) -> Loaded:
-    """Load a module, which waits for the device."""
-    name = it.ko.stem
-    result = vm.run(f"insmod /{it.ko.parent.name}.ko rdma_dev_name=null0 {' '.join(parameters)}")
-    if result.status != 0:
-        raise Failure(f"the guest does not load {name}: {result.output.strip()}")
-    return vm.loaded(it)
-
-
-def _run(vm: CountingVm, script: str) -> None:
-    result = vm.run(f"set -e; {script}")
-    if result.status != 0:
-        raise Failure(f"the guest fails: {result.output.strip()} ({script})")
-
-
 def _devices(vm: CountingVm, it: Object) -> tuple[list[Counter[str]], list[Counter[str]]]:
     """Count what a module does when a device comes, and when it goes."""
-    taken, removed = [], []
-    loaded = _load(vm, it)
-    for _ in range(_ROUNDS):
-        vm.take_dumps()
-        _run(
-            vm,
-            f"/mark; insmod /{twin.PROVIDER}.ko; /mark; rmmod {twin.PROVIDER}; /mark",
-        )
-        dumps = vm.take_dumps()
-        _check(dumps, [USER] * 3)
-        taken.append(loaded.by_function(dumps[1:2]))
-        removed.append(loaded.by_function(dumps[2:3]))
-    _run(vm, f"rmmod {it.ko.stem}")
-    return taken, removed
+    loaded = vm.load(it, "rdma_dev_name=null0")
+    rounds = [vm.come_and_go(loaded) for _ in range(_ROUNDS)]
+    vm.do(f"rmmod {it.ko.stem}")
+    return [taken for taken, _ in rounds], [removed for _, removed in rounds]
 
 
 def _traffic(vm: CountingVm, it: Object, depth: int) -> dict[str, Counter[str]]:
     """Count what a module does for the messages of each test."""
-    loaded = _load(vm, it, f"traffic={_POSTS * depth}", "sizes=8", f"depth={depth}")
+    parameters = ("rdma_dev_name=null0", f"traffic={_POSTS * depth}", "sizes=8", f"depth={depth}")
+    loaded = vm.load(it, *parameters)
     vm.take_dumps()
-    _run(
-        vm,
+    vm.do(
         f"dmesg -c >/dev/null; insmod /{twin.PROVIDER}.ko\n"
         "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done\n"
         "dmesg | grep -q 'traffic smoke success'",
     )
-    dumps = vm.take_dumps()
-    _run(vm, f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
     posts = (_POSTS // FIRST_POST).bit_length()
     marks = [OPEN, *[POST] * posts, CLOSE]
-    _check(dumps, marks * len(_TESTS))
+    dumps = vm.take_dumps(marks * len(_TESTS))
+    vm.do(f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
     found = {}
     for index, test in enumerate(_TESTS):
         start = index * len(marks)
@@ -194,13 +163,11 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
         "rust": (Object(root, rust), Object(root, quiet_rust)),
         "c": (Object(root, c), Object(root, quiet_c)),
     }
-    files = {f"{ko.parent.name}.ko": ko for ko in (rust, c, quiet_rust, quiet_c)}
     counted: dict[str, dict[str, _Windows]] = {}
     with (
         step("Counting instructions in QEMU") as progress,
-        CountingVm(root, chosen, {**files, f"{twin.PROVIDER}.ko": provider}) as vm,
+        CountingVm(root, chosen, [*itertools.chain(*modules.values())], provider) as vm,
     ):
-        _run(vm, "modprobe ib_core")
         vm.start_counting()
         for name, (shipped, quiet) in modules.items():
             counted[name] = _count(vm, shipped, quiet, progress)

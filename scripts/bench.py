@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import against_c
 import against_user
+import growth
 import kernel
 import loop
 import matrix
@@ -35,9 +36,16 @@ def _against_user(root: BuildRoot, chosen: Kernel) -> Part:
     return part
 
 
+def _growth(root: BuildRoot, chosen: Kernel) -> Part:
+    part = growth.measure(root, chosen)
+    plots.growth(part.details, DIRECTORY / "growth.svg")
+    return part
+
+
 _PARTS: dict[str, Callable[[BuildRoot, Kernel], Part | Times]] = {
     "c": against_c.compare,
     "user": _against_user,
+    "growth": _growth,
     "loop": lambda _root, _chosen: loop.measure(),
 }
 

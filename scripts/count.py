@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from buildroot import BuildRoot
 from kernel import Kernel
 from module import PROJECT
 from objects import Object
+from report import Failure
 from vm import Vm
 
 DIRECTORY = PROJECT / "build" / "bench"
@@ -41,6 +42,14 @@ awk '$2 ~ /[tT]/ && NF == 3 {
     if ($3 ~ /^(_R|rust_helper_|rust_fmt_argument)/) { start = $1; name = $3 }
 }' /proc/kallsyms
 """
+
+
+_PROVIDER = f"{twin.PROVIDER}.ko"
+
+
+def _file(module: Object) -> str:
+    """Return what a module is called in the guest: several are built of the same sources."""
+    return f"{module.ko.parent.name}.ko"
 
 
 @dataclass(frozen=True)
@@ -107,25 +116,27 @@ class Loaded:
 
 
 class CountingVm(Vm):
-    """A guest whose instructions are counted; `files` are beside the program that marks."""
+    """A guest in which the instructions of kernel modules are counted."""
 
     def __init__(
         self,
         root: BuildRoot,
         kernel: Kernel,
-        files: Mapping[str, Path],
+        modules: Iterable[Object],
+        provider: Path,
         directory: Path = DIRECTORY,
     ) -> None:
-        """Prepare a guest; the plugin reads and writes in the directory."""
+        """Prepare a guest with modules and what they run on; the plugin uses the directory."""
         directory.mkdir(parents=True, exist_ok=True)
         self._ranges = directory / "ranges"
         self._out = directory / "dumps"
         self.rust: list[Code] = []
         plugin = twin.build_plugin(root)
+        files = {_file(module): module.ko for module in modules}
         super().__init__(
             root,
             kernel,
-            {**files, "mark": twin.build_mark(root)},
+            {**files, _PROVIDER: provider, "mark": twin.build_mark(root)},
             log=directory / "count.log",
             processors=1,
             options=[
@@ -137,6 +148,7 @@ class CountingVm(Vm):
 
     def start_counting(self) -> None:
         """Tell the plugin where the kernel's Rust code is; modules are always counted."""
+        self.do("modprobe ib_core")
         lines = self.run(_RUST_SYMBOLS).output.splitlines()
         for line in lines:
             start, end, name = line.split()
@@ -151,8 +163,15 @@ class CountingVm(Vm):
         self.run("/mark load")
         self.take_dumps()
 
-    def take_dumps(self) -> list[Dump]:
-        """Return what was written down since the last time."""
+    def do(self, script: str) -> str:
+        """Run a script that has to work; return what it prints."""
+        result = self.run(f"set -e; {script}")
+        if result.status != 0:
+            raise Failure(f"the guest fails: {result.output.strip()} ({script})")
+        return result.output
+
+    def take_dumps(self, marks: Sequence[int] | None = None) -> list[Dump]:
+        """Return what was written down since the last time, which are those that are expected."""
         dumps: list[Dump] = []
         if self._out.exists():
             for part in re.split(r"^dump ", self._out.read_text(), flags=re.MULTILINE)[1:]:
@@ -160,9 +179,26 @@ class CountingVm(Vm):
                 pairs = (line.split() for line in lines)
                 dumps.append(Dump(int(mark), {int(a, 16): int(n) for a, n in pairs}))
             self._out.unlink()
+        found = [dump.mark for dump in dumps]
+        if marks is not None and found != list(marks):
+            raise Failure(f"the guest marked {found}, and not {list(marks)}")
         return dumps
 
-    def loaded(self, module: Object) -> Loaded:
+    def load(self, module: Object, *parameters: str) -> Loaded:
+        """Load a module, which waits for devices."""
+        self.do(f"insmod /{_file(module)} {' '.join(parameters)}")
+        return self._loaded(module)
+
+    def come_and_go(self, loaded: Loaded, devices: int = 1) -> tuple[Counter[str], Counter[str]]:
+        """Have devices come and go; return what a module does when they come, and when they go."""
+        self.take_dumps()
+        self.do(
+            f"/mark; insmod /{_PROVIDER} devices={devices}; /mark; rmmod {twin.PROVIDER}; /mark"
+        )
+        _, came, went = self.take_dumps([USER] * 3)
+        return loaded.by_function([came]), loaded.by_function([went])
+
+    def _loaded(self, module: Object) -> Loaded:
         """Return where a module is that has been loaded."""
         name = module.ko.stem
         script = f"cd /sys/module/{name}/sections && for s in .*text*; do echo $s $(cat $s); done"

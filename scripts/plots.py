@@ -32,15 +32,41 @@ def _cumulated(times: Sequence[tuple[float, int]]) -> tuple[list[float], list[fl
 
 def latencies(details: dict[str, Any], target: Path) -> None:
     """Draw how many latencies of each side are below what."""
-    figure, axes = pyplot.subplots(figsize=_SIZE, layout="constrained")
+    figure, axes = _subplots(1)
     for name, measured in details.items():
-        axes.step(*_cumulated(measured["times"]), where="post", label=name)
-    axes.set_xscale("log")
-    axes.set_xlabel("latency of SEND with 8 bytes, one way, us")
-    axes.set_ylabel("% of messages")
-    axes.set_ylim(0, 100)
-    axes.grid(visible=True, which="both", alpha=0.3)
-    axes.legend()
+        axes[0].step(*_cumulated(measured["times"]), where="post", label=name)
+    axes[0].set_xscale("log")
+    axes[0].set_xlabel("latency of SEND with 8 bytes, one way, us")
+    axes[0].set_ylabel("% of messages")
+    axes[0].set_ylim(0, 100)
+    _save(figure, axes, target)
+
+
+def growth(details: dict[str, Any], target: Path) -> None:
+    """Draw what each device and each queue pair costs, by how many there are."""
+    kinds = ("device", "queue pair")
+    figure, axes = _subplots(len(kinds))
+    for kind, axis in zip(kinds, axes, strict=True):
+        for name, series in details.items():
+            for what, style in (("taken", "-"), ("removed", "--")):
+                values = series[f"{kind}, {what}"]
+                axis.plot(series[kind], values, style, marker=".", label=f"{name}, {what}")
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel(f"{kind}s")
+        axis.set_ylabel("instructions each")
+        axis.set_ylim(bottom=0)
+    _save(figure, axes, target)
+
+
+def _subplots(count: int) -> tuple[Any, Sequence[Any]]:
+    figure, axes = pyplot.subplots(1, count, figsize=_SIZE, layout="constrained", squeeze=False)
+    return figure, list(axes[0])
+
+
+def _save(figure: Any, axes: Sequence[Any], target: Path) -> None:
+    for axis in axes:
+        axis.grid(visible=True, which="both", alpha=0.3)
+        axis.legend()
     figure.savefig(target, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     text = target.read_text()

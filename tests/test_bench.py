@@ -158,19 +158,11 @@ def test_counts_are_the_same(root: BuildRoot, chosen: Kernel, tmp_path: Path) ->
     """What a module does when a device comes is the same, to the instruction, each time."""
     it = Object(root, twin.directory(chosen) / f"{twin.NAME}.ko")
     provider = twin.build_provider(root, chosen).ko
-    with CountingVm(
-        root, chosen, {path.name: path for path in (it.ko, provider)}, tmp_path / "count"
-    ) as vm:
-        vm.run("modprobe ib_core")
+    with CountingVm(root, chosen, [it], provider, tmp_path / "count") as vm:
         vm.start_counting()
-        vm.run(f"insmod /{twin.NAME}.ko rdma_dev_name=null0")
-        loaded = vm.loaded(it)
-        script = f"/mark; insmod /{provider.name}; /mark; rmmod {provider.stem}"
-        found = []
-        for _ in range(2):
-            vm.take_dumps()
-            assert vm.run(script).status == 0
-            found.append(loaded.by_function(vm.take_dumps()[1:]))
-        assert found[0]["krdma_smoke_add"] > 0
+        loaded = vm.load(it, "rdma_dev_name=null0")
+        found = [vm.come_and_go(loaded) for _ in range(2)]
+        assert found[0][0]["krdma_smoke_add"] > 0
+        assert found[0][1]["krdma_smoke_remove"] > 0
         assert found[0] == found[1]
         assert not vm.splats()

@@ -44,28 +44,15 @@ pub(crate) struct QueuePairAttributes {
     pub(crate) receive_sges: u32,
 }
 
-/// Creates a reliable-connected queue pair by `ib_create_qp_kernel()`.
+/// Returns the attributes for queue pairs that have a completion queue serve both directions.
 ///
-/// The completion queue serves both directions. No data is inlined, and a send work request makes a
-/// completion only where it asks for one (`IB_SIGNAL_REQ_WR`). May sleep.
-///
-/// # Safety
-///
-/// The protection domain and the completion queue must be valid, of one device, and outlive the
-/// queue pair.
-///
-/// # Errors
-///
-/// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's driver
-/// says.
-// By itself, as the attributes would be on the stack all the time in its callers.
-#[inline(never)]
-unsafe fn create<C: Consumer>(
-    pd: *mut bindings::ib_pd,
+/// No data is inlined, and a send work request makes a completion only where it asks for one
+/// (`IB_SIGNAL_REQ_WR`).
+fn init_attributes<C: Consumer>(
     cq: *mut bindings::ib_cq,
     attributes: &QueuePairAttributes,
-) -> Result<NonNull<bindings::ib_qp>> {
-    let mut attributes = bindings::ib_qp_init_attr {
+) -> bindings::ib_qp_init_attr {
+    bindings::ib_qp_init_attr {
         event_handler: Some(event_callback::<C>),
         send_cq: cq,
         recv_cq: cq,
@@ -80,14 +67,30 @@ unsafe fn create<C: Consumer>(
         sq_sig_type: bindings::ib_sig_type_IB_SIGNAL_REQ_WR,
         qp_type: bindings::ib_qp_type_IB_QPT_RC,
         ..pin_init::zeroed()
-    };
+    }
+}
 
-    // SAFETY: By the safety requirement. The attributes are used during the call only. The handler
-    // is of the type that C declares and takes no context. It and the name, whose pointer
-    // `rdma_restrack_set_name()` keeps, last as long as the module, as does the queue pair (see
-    // `destroyed()`).
+/// Creates a reliable-connected queue pair by `ib_create_qp_kernel()`. May sleep.
+///
+/// # Safety
+///
+/// The protection domain must be valid, the attributes those of [`init_attributes()`] for a valid
+/// completion queue of the same device, and both must outlive the queue pair.
+///
+/// # Errors
+///
+/// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's driver
+/// says.
+unsafe fn create<C: Consumer>(
+    pd: *mut bindings::ib_pd,
+    attributes: &mut bindings::ib_qp_init_attr,
+) -> Result<NonNull<bindings::ib_qp>> {
+    // SAFETY: By the safety requirement. The attributes are used during the call only, in which C
+    // may round up what they say. The handler is of the type that C declares and takes no context.
+    // It and the name, whose pointer `rdma_restrack_set_name()` keeps, last as long as the module,
+    // as does the queue pair (see `destroyed()`).
     let ptr = from_err_ptr(unsafe {
-        bindings::ib_create_qp_kernel(pd, &mut attributes, as_char_ptr_in_const_context(C::NAME))
+        bindings::ib_create_qp_kernel(pd, attributes, as_char_ptr_in_const_context(C::NAME))
     })?;
 
     NonNull::new(ptr).ok_or(ENOMEM)
@@ -165,33 +168,45 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
         }
     }
 
-    /// Creates one more by `ib_create_qp_kernel()`; returns its number, by which a peer addresses it.
-    /// May sleep.
+    /// Creates queue pairs by `ib_create_qp_kernel()` until there is no more room. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, also if there is no room
-    /// for one, or what the device's driver says; the others stay.
-    pub(crate) fn create(&mut self, attributes: &QueuePairAttributes) -> Result<u32> {
-        if self.qps.len() >= self.qps.capacity() {
-            return Err(ENOMEM);
+    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's
+    /// driver says; those that there are stay.
+    // By itself, as the attributes would be on the stack all the time in its callers.
+    #[inline(never)]
+    pub(crate) fn fill(&mut self, attributes: &QueuePairAttributes) -> Result {
+        let mut attributes = init_attributes::<C>(self.cq.as_raw(), attributes);
+        let cap = attributes.cap;
+
+        while self.qps.len() < self.qps.capacity() {
+            // Drivers may have rounded it up.
+            attributes.cap = cap;
+
+            // SAFETY: Both are valid by their type invariants, of one device since they have the
+            // same brand, and outlive the queue pair: `Drop` sees to that.
+            let ptr = unsafe { create::<C>(self.pd.as_raw(), &mut attributes) }?;
+
+            // INVARIANT: It was created with `cq` and `pd`, and goes nowhere else. There is room.
+            self.qps.push_within_capacity(ptr)?;
         }
 
-        // SAFETY: Both are valid by their type invariants, of one device since they have the same
-        // brand, and outlive the queue pair: `Drop` sees to that.
-        let ptr = unsafe { create::<C>(self.pd.as_raw(), self.cq.as_raw(), attributes) }?;
-
-        // INVARIANT: It was created with `cq` and `pd`, and goes nowhere else. There is room.
-        self.qps.push_within_capacity(ptr)?;
-
-        // SAFETY: The queue pair is valid. Drivers set its number before `ib_create_qp_kernel()`
-        // returns, and it does not change.
-        Ok(unsafe { (*ptr.as_ptr()).qp_num })
+        Ok(())
     }
 
     /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
         self.qps.len()
+    }
+
+    /// Returns the number of the first, by which a peer would address it.
+    pub(crate) fn first_number(&self) -> Option<u32> {
+        // SAFETY: The queue pair is valid by the type invariant. Drivers set its number before
+        // `ib_create_qp_kernel()` returns, and it does not change.
+        self.qps
+            .first()
+            .map(|ptr| unsafe { (*ptr.as_ptr()).qp_num })
     }
 }
 
@@ -264,9 +279,11 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
         cq: PolledCompletionQueue<'d, C>,
         attributes: &QueuePairAttributes,
     ) -> Result<Self> {
+        let mut attributes = init_attributes::<C>(cq.as_raw(), attributes);
+
         // SAFETY: Both are valid by their type invariants, of one device since they have the same
         // brand, and outlive the queue pair, which owns them.
-        let ptr = unsafe { create::<C>(pd.as_raw(), cq.as_raw(), attributes) }?;
+        let ptr = unsafe { create::<C>(pd.as_raw(), &mut attributes) }?;
 
         // INVARIANT: It was created with `cq` and `pd`, and goes nowhere else.
         Ok(Self {
