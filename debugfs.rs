@@ -128,6 +128,11 @@ impl Top {
 }
 
 /// Returns a name with a number behind it.
+///
+/// # Errors
+///
+/// `ENOMEM`.
+// By itself, as what it takes of the stack would be there all the time in its caller.
 #[cold]
 fn with_number(name: &CStr, number: u32) -> Result<CString> {
     CString::try_from_fmt(fmt!("{name}.{number}"))

@@ -36,8 +36,8 @@ pub(crate) struct Resources<'d> {
 }
 
 impl<'d> Resources<'d> {
-    /// Makes a protection domain, a completion queue and as many queue pairs, and says how each step
-    /// went.
+    /// Makes a protection domain, a completion queue and `queue_pairs` queue pairs, and says how each
+    /// step went.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl<'d> Resources<'d> {
 
         let mut qps = QueuePairs::new(room, pd, cq);
 
-        qps.fill(&QUEUE_PAIR)
+        qps.create(queue_pairs, &QUEUE_PAIR)
             .inspect_err(|e| failed_after(qps.len(), *e))?;
         say_created(&qps);
         pr_info!("resource smoke success\n");

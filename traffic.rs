@@ -455,6 +455,11 @@ struct Histograms {
 }
 
 impl Histograms {
+    /// Makes empty ones.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`.
     fn new() -> impl Init<Self, Error> {
         try_init!(Self {
             latencies: Histogram::new()?,

@@ -150,6 +150,17 @@ def test_failures(guest: Guest) -> None:
         guest.fail(function, -12)
         assert any("ret=-N" in line for line in both(guest, load, "rmmod {}"))
         guest.mend()
+    said = both(
+        guest,
+        "insmod /failpoint.ko function=rxe_create_qp error=-12 after=2",
+        f"{load} queue_pairs=3",
+        "rmmod {}",
+        "rmmod failpoint",
+    )
+    assert "ib_create_qp failed, ret=-N, after N queue pairs" in said
+    assert "ib_create_qp success, qpn=N and N more" in both(
+        guest, f"{load} queue_pairs=3", "rmmod {}"
+    )
     for parameter in (
         *("sizes=4000000000", "depth=1000000"),
         *("port=2", "peer_port=2", "gid_index=200", "peer_gid_index=200"),
@@ -217,7 +228,7 @@ def test_calls(guest: Guest) -> None:
         "echo 1 >events/kprobes/enable"
     )
     for poll in ("direct", "workqueue"):
-        parameters = f"poll={poll} depth=33 traffic=34 sizes=65536 errors=1"
+        parameters = f"poll={poll} depth=33 traffic=34 sizes=65536 errors=1 queue_pairs=3"
         rust, c = (calls(guest, name, parameters) for name in NAMES)
         assert rust == c
         # Every memory region is of 32 messages.

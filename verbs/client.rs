@@ -55,6 +55,9 @@ pub(crate) trait Client: Send + Sync + Sized + 'static {
 
     /// A device has appeared, or was there when the client was registered.
     ///
+    /// What is returned is run at once, and makes the context in its place; whatever `add` does is to
+    /// be done by that.
+    ///
     /// A client that may want the device later, under another name, has to return a context: where
     /// `add` fails, `ib_core` never mentions the device to this client again, nor tells anybody
     /// that it failed.

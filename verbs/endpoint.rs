@@ -117,7 +117,7 @@ struct Used<'d> {
 }
 
 impl<'d, C: Consumer> Endpoint<'d, C> {
-    /// Creates an endpoint, not connected: all that it will ever need. May sleep, and with a large
+    /// Creates an endpoint, in a box, not connected: all that it will ever need. May sleep, and with a large
     /// depth may take long, in which it asks again and again whether it `goes_on`.
     ///
     /// # Errors
@@ -203,7 +203,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             qp: ManuallyDrop::new(qp),
             device,
         };
-        // It is large for the stack.
+        // So that callers do not move it: it is large for the stack.
         let mut this = KBox::new(this, GFP_KERNEL).map_err(CallError::of_memory)?;
 
         if attributes.is_target {

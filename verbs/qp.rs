@@ -123,7 +123,7 @@ unsafe extern "C" fn event_callback<C: Consumer>(
 pub(crate) struct Room(KVVec<NonNull<bindings::ib_qp>>);
 
 impl Room {
-    /// Allocates room for `count` of them.
+    /// Allocates room for `count` of them, at least.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ pub(crate) struct QueuePairs<'d, C: Consumer> {
 }
 
 // SAFETY: `ib_core` lets a queue pair be used and destroyed by any thread
-// (Documentation/infiniband/core_locking.rst, "Reentrancy"). No `C` is stored.
+// (Documentation/infiniband/core_locking.rst, "Reentrancy"). `cq` and `pd` are `Send` themselves.
 unsafe impl<C: Consumer> Send for QueuePairs<'_, C> {}
 
 impl<'d, C: Consumer> QueuePairs<'d, C> {
@@ -161,6 +161,7 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
         pd: ProtectionDomain<'d, C>,
         cq: CompletionQueue<'d, C>,
     ) -> Self {
+        // INVARIANT: There are none, as only this module can put some into the room.
         Self {
             qps,
             cq: ManuallyDrop::new(cq),
@@ -168,21 +169,24 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
         }
     }
 
-    /// Creates queue pairs by `ib_create_qp_kernel()` until there is no more room. May sleep.
+    /// Creates queue pairs by `ib_create_qp_kernel()` until there are `count`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's
-    /// driver says; those that there are stay.
+    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, also if there is no room
+    /// for as many, or what the device's driver says; those that there are stay.
     // By itself, as the attributes would be on the stack all the time in its callers.
     #[inline(never)]
-    pub(crate) fn fill(&mut self, attributes: &QueuePairAttributes) -> Result {
-        let mut attributes = init_attributes::<C>(self.cq.as_raw(), attributes);
-        let cap = attributes.cap;
+    pub(crate) fn create(&mut self, count: usize, attributes: &QueuePairAttributes) -> Result {
+        let wanted = init_attributes::<C>(self.cq.as_raw(), attributes);
 
-        while self.qps.len() < self.qps.capacity() {
-            // Drivers may have rounded it up.
-            attributes.cap = cap;
+        if self.qps.capacity() < count {
+            return Err(ENOMEM);
+        }
+
+        while self.qps.len() < count {
+            // Drivers may change them, such as by rounding up.
+            let mut attributes = wanted;
 
             // SAFETY: Both are valid by their type invariants, of one device since they have the
             // same brand, and outlive the queue pair: `Drop` sees to that.
@@ -255,9 +259,6 @@ pub(super) struct QueuePair<'d, C: Consumer> {
     pd: ManuallyDrop<ProtectionDomain<'d, C>>,
 }
 
-// SAFETY: As for `QueuePairs`.
-unsafe impl<C: Consumer> Send for QueuePair<'_, C> {}
-
 /// How a queue pair is to work with its peer, beside the path.
 pub(super) struct ConnectionAttributes {
     /// How many reads and atomic operations it may have on their way.
@@ -273,7 +274,8 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     ///
     /// # Errors
     ///
-    /// As [`QueuePairs::create()`]; the completion queue and the protection domain are gone.
+    /// `EINVAL` if the device cannot have a queue pair like that, `ENOMEM`, or what the device's
+    /// driver says; the completion queue and the protection domain are gone.
     pub(super) fn create(
         pd: ProtectionDomain<'d, C>,
         cq: PolledCompletionQueue<'d, C>,

@@ -61,7 +61,7 @@ pub(crate) fn relax() {
 }
 
 /// What a [`Task`] does.
-pub(crate) trait Job: Send + 'static {
+pub(crate) trait Job: Send + Unpin + 'static {
     /// Does it, once. May sleep, and may take long, but must return soon after `stop` is raised.
     fn run(&mut self, stop: &Stop);
 }
@@ -79,6 +79,7 @@ pub(crate) struct Task<T: Job> {
     #[pin]
     work: Opaque<bindings::work_struct>,
     /// For the work item only, from when it is queued until `cancel_work_sync()` has returned.
+    /// Pinned only to be made in its place: a job does not rely on that.
     #[pin]
     job: UnsafeCell<T>,
     stop: Stop,

@@ -24,7 +24,7 @@ module_param(check_ib_core, bool, 0444);
 MODULE_PARM_DESC(check_ib_core,
 		 "Refuse to run with another ib_core than it was built for (default: Y)");
 
-#define QUEUE_PAIRS_MAX	65536
+#define QUEUE_PAIRS_MAX	4096
 
 static unsigned int queue_pairs = 1;
 module_param(queue_pairs, uint, 0444);

@@ -50,15 +50,16 @@ void smoke_qp_event(struct ib_event *event, void *context)
 
 /* Creates the queue pairs; on failure those that there are stay. */
 static int create_qps(struct resources *resources,
-		      struct ib_qp_init_attr *attr, unsigned int queue_pairs)
+		      const struct ib_qp_init_attr *wanted,
+		      unsigned int queue_pairs)
 {
-	const struct ib_qp_cap cap = attr->cap;
+	struct ib_qp_init_attr attr;
 	struct ib_qp *qp;
 
 	while (resources->n_qps < queue_pairs) {
-		/* Drivers may have rounded it up. */
-		attr->cap = cap;
-		qp = ib_create_qp(resources->pd, attr);
+		/* Drivers may change it, such as by rounding up. */
+		attr = *wanted;
+		qp = ib_create_qp(resources->pd, &attr);
 		if (IS_ERR(qp)) {
 			if (!resources->n_qps)
 				smoke_failed("ib_create_qp", PTR_ERR(qp));
