@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * RDMA devices that are nothing but memory: what is posted has been done, and
- * has completed, when posting returns. What a client takes of the processor's
+ * has completed, when posting returns (unless completions are to come late, for
+ * tests). What a client takes of the processor's
  * time can be told by them, for they leave it nothing to wait for.
  *
  * Both ends of a connection are on the same device. There are messages between
@@ -30,7 +31,11 @@ MODULE_PARM_DESC(devices, "Number of devices, null0 and so on (default: 1)");
 
 static unsigned int late;
 module_param(late, uint, 0444);
-MODULE_PARM_DESC(late, "Number of completions that take 2.5 s each (default: 0)");
+MODULE_PARM_DESC(late, "Number of completions, of all, that come 2.5 s after one another (default: 0)");
+
+/* Protects `late`, and when the next one comes. */
+static DEFINE_SPINLOCK(late_lock);
+static unsigned long late_next;
 
 #define DEVICES_MAX	64
 #define DEPTH_MAX	16384
@@ -375,21 +380,31 @@ static int null_post_recv(struct ib_qp *ib_qp, const struct ib_recv_wr *wr,
 	return 0;
 }
 
+/* Tells whether the next completion is to wait; else it is taken. */
+static bool null_is_early(void)
+{
+	guard(spinlock_irqsave)(&late_lock);
+
+	if (!late)
+		return false;
+	if (late_next && time_before(jiffies, late_next))
+		return true;
+
+	late_next = jiffies + LATE_BY;
+	late--;
+	return false;
+}
+
 static int null_poll_cq(struct ib_cq *ib_cq, int count, struct ib_wc *wc)
 {
 	struct null_cq *cq = to_cq(ib_cq);
-	static unsigned long next;
 	int i;
 
 	guard(spinlock_irqsave)(&cq->lock);
 
 	for (i = 0; i < count && cq->head != cq->tail; i++) {
-		if (late) {
-			if (next && time_before(jiffies, next))
-				break;
-			next = jiffies + LATE_BY;
-			late--;
-		}
+		if (late && null_is_early())
+			break;
 		wc[i] = cq->ring[cq->head++ & cq->mask];
 	}
 	return i;
