@@ -92,7 +92,7 @@ help:
 	@echo '  matrix           smoke on every kind of kernel (ROWS="sid arm64": on some)'
 	@echo '  test             run every scenario, each in a virtual machine of its own'
 	@echo '  lab              the same on kernels that look for errors, and what takes long'
-	@echo '  bench            compare it with C and with perftest (PARTS="c user growth loop")'
+	@echo '  bench            measure it, beside C and perftest, and as it grows (PARTS="c user": some)'
 	@echo '  check            formatting and lints, of Rust, shell and Python'
 	@echo '  update           look for newer kernels in Debian'
 	@echo '  rust-analyzer    write rust-project.json for an editor'

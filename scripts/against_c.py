@@ -62,8 +62,9 @@ _NOTES = (
     "The loadable size is that of all sections that are allocated, without types (BTF).",
     "The stack is that of the deepest chain of the module's own functions, by the disassembly:"
     " pushes, what is subtracted from the stack pointer, and return addresses. What the kernel's"
-    " functions in between take is not in it. The bar is for what runs on somebody else's stack."
-    " What is deepest of all is traffic's work item, with next to nothing below it.",
+    " functions in between take, and those that it calls, is not in it. The bar is for what runs on"
+    " somebody else's stack. What is deepest of all is traffic's work item, which begins on the"
+    " empty stack of a kernel thread; the twin's takes more than the bar, too.",
 )
 
 

@@ -2,8 +2,8 @@
 """Measures the module, prints tables, and fails if a bar is missed.
 
 The environment may have KERNEL, as for smoke.py, and PARTS: which parts to measure, by their names
-here. The figures are in `build/bench.json`, with what they are made of, and in `build/bench.md`;
-plots are beside them, in `build/bench`.
+here. Each part has its table in `build/bench/PART.md`, and its figures, with what they are made of,
+in `build/bench/PART.json`; plots are beside them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ from buildroot import BuildRoot
 from count import DIRECTORY
 from figures import Part, Times
 from kernel import Kernel
-from module import PROJECT
 from report import Failure, main
-
-_JSON = PROJECT / "build" / "bench.json"
-_TABLE = PROJECT / "build" / "bench.md"
 
 
 def _against_user(root: BuildRoot, chosen: Kernel) -> Part:
@@ -50,6 +46,17 @@ _PARTS: dict[str, Callable[[BuildRoot, Kernel], Part | Times]] = {
 }
 
 
+def _measure(name: str, root: BuildRoot, chosen: Kernel, built: str) -> Part | Times:
+    """Measure a part, and write it down at once: the next one may fail."""
+    part = _PARTS[name](root, chosen)
+    text = f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{built}\n\n{part.markdown()}"
+    (DIRECTORY / f"{name}.md").write_text(text)
+    contents = {"version": 1, "built": built, **part.as_json()}
+    (DIRECTORY / f"{name}.json").write_text(json.dumps(contents, indent=2) + "\n")
+    print(f"\n{part.markdown()}\n({DIRECTORY}/{name}.md, {name}.json)\n", flush=True)
+    return part
+
+
 def _bench() -> int:
     names = os.environ.get("PARTS", "").split() or list(_PARTS)
     for name in names:
@@ -59,12 +66,8 @@ def _bench() -> int:
     rustc, _, c = matrix.compilers(chosen.config)
     built = f"Linux {chosen.release}, rustc {rustc}, {c}"
     print(built, flush=True)
-    parts = [_PARTS[name](root, chosen) for name in names]
-    text = "\n".join(part.markdown() for part in parts)
-    _TABLE.write_text(f"<!-- SPDX-License-Identifier: GPL-2.0 -->\n{built}\n\n{text}")
-    contents = {"version": 1, "built": built, "parts": [part.as_json() for part in parts]}
-    _JSON.write_text(json.dumps(contents, indent=2) + "\n")
-    print(f"\n{text}\n({_TABLE}, {_JSON})", flush=True)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    parts = [_measure(name, root, chosen, built) for name in names]
     figures = [it for part in parts for it in part.figures if it.passed is not None]
     missed = [it.name for it in figures if not it.passed]
     if missed:

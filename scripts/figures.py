@@ -35,10 +35,10 @@ class Figure:
         """Whether it is within the bar; nothing, if there is none."""
         if self.value_max is not None:
             return self.rust <= self.value_max
-        if self.ratio_max is not None and self.ratio is not None:
-            return self.ratio <= self.ratio_max
-        if self.ratio_min is not None and self.ratio is not None:
-            return self.ratio >= self.ratio_min
+        if self.ratio_max is not None:
+            return self.ratio is not None and self.ratio <= self.ratio_max
+        if self.ratio_min is not None:
+            return self.ratio is not None and self.ratio >= self.ratio_min
         return None
 
     def as_json(self) -> dict[str, Any]:

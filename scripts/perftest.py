@@ -19,7 +19,7 @@ _RECIPE = "1"
 # What is not in the build root already: the programs, and what they load and are linked with.
 _PACKAGES = ("perftest", "ibverbs-providers", "libibumad3", "libpci3")
 
-# What is kept of the programs, and of the drivers in user space: that of soft-RoCE.
+# What is kept of the programs, and of what says that there is a driver: that of soft-RoCE.
 _KEPT = re.compile(r"ib_(send|write|read)_(lat|bw)|(lib)?rxe[-.].*")
 
 
@@ -32,8 +32,9 @@ def _make(root: BuildRoot, path: Path) -> None:
             run(progress, root.command(unpack, writable=[path]), cache.logs() / "perftest.log")
         shutil.rmtree(packages)
         shutil.rmtree(path / "usr/share")
-        for name in ("usr/bin", "usr/lib/x86_64-linux-gnu/libibverbs", "etc/libibverbs.d"):
-            for file in (path / name).iterdir():
+        providers = path / "usr/lib" / root.recipe.arch.triplet / "libibverbs"
+        for directory in (path / "usr/bin", providers, path / "etc/libibverbs.d"):
+            for file in directory.iterdir():
                 if not _KEPT.fullmatch(file.name):
                     file.unlink()
 

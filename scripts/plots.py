@@ -53,7 +53,7 @@ def growth(details: dict[str, Any], target: Path) -> None:
                 axis.plot(series[kind], values, style, marker=".", label=f"{name}, {what}")
         axis.set_xscale("log", base=2)
         axis.set_xlabel(f"{kind}s")
-        axis.set_ylabel("instructions each")
+        axis.set_ylabel("instructions for each one more")
         axis.set_ylim(bottom=0)
     _save(figure, axes, target)
 

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import against_user
+import growth
 import loop
 import plots
 import pytest
@@ -14,6 +17,7 @@ from count import Code, CountingVm, Dump, Loaded, is_formatting
 from figures import Figure, Part, Times
 from kernel import Kernel
 from objects import Function, Instruction, Object
+from report import Failure
 
 GENERATED = """
 crate::modinfo::modinfo!("ib_core_origin=", "in-tree", "\\0");
@@ -46,6 +50,9 @@ def test_figures() -> None:
     assert Figure("a", "bytes", 1025, 2000, value_max=1024).passed is False
     assert Figure("a", "messages/s", 200, 100, ratio_min=2.0).passed is True
     assert Figure("a", "messages/s", 199, 100, ratio_min=2.0).passed is False
+    # What nothing can be compared with is not within a bar.
+    assert Figure("a", "bytes", 1, 0, ratio_max=1.0).passed is False
+    assert Figure("a", "bytes", 1, 0, ratio_min=1.0).passed is False
     assert Figure("a", "bytes", 1, 2).passed is None
     figure = Figure("size", "bytes", 1500, 1000.5, ratio_max=1.25)
     text = Part("Title", [figure], ["a note"], {}).markdown()
@@ -77,6 +84,51 @@ smoke success: all
     assert "| a | 1.0 |  |\n" in text
 
 
+LATENCY = """\
+#, usec
+1, 40.5
+2, 41
+3, 1.2e+03
+---------------------------------------------------------------------------------------
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]
+ 8 4 40.50 1300.24 41.06 353.01 561.04 1200.00 1300.24
+"""
+
+RATE = """\
+ #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]
+ 8          10000            0.00               0.04   		     0.004661
+"""
+
+RESULTS = """{"state": "success", "tests": [
+  {"test": "send_recv", "size": 8, "messages": 2, "elapsed_ns": 1000,
+   "latency_ns": {"p50": 900, "p99": 950, "histogram": [[900, 903, 2]]},
+   "delivery_ns": {"p50": 500, "p99": 600, "histogram": [[498, 500, 1], [597, 600, 1]]}},
+  {"test": "send_with_imm", "size": 8, "messages": 2, "elapsed_ns": 1000}
+]}"""
+
+
+def test_perftest_is_read() -> None:
+    """What perftest prints is read as it is, its slowest samples too, or not at all."""
+    sample = against_user.parse_latency(LATENCY, 8, 4)
+    assert sample.values == {"p50": 41.06, "p99": 1200.0}
+    assert sample.times == [(40.5, 1), (41.0, 1), (1200.0, 1)]
+    assert against_user.parse_rate(RATE, 8, 10000).values == {"rate": pytest.approx(4661)}
+    with pytest.raises(Failure, match="3 latencies"):
+        against_user.parse_latency(LATENCY.replace("\n 8 4 ", "\n 8 9 "), 8, 9)
+    with pytest.raises(Failure, match="something else"):
+        against_user.parse_rate("", 8, 10000)
+
+
+def test_results_are_read() -> None:
+    """A latency is one way where there is one; only what perftest has, too, is taken."""
+    found = against_user.parse_results(RESULTS)
+    assert list(found) == [("send", 8)]
+    assert found["send", 8].values == {"p50": 0.5, "p99": 0.6, "rate": 2e6}
+    assert found["send", 8].times == [(0.5, 1), (0.6, 1)]
+    with pytest.raises(Failure, match="traffic is failed"):
+        against_user.parse_results('{"state": "failed", "reason": "?", "tests": []}')
+
+
 def test_plot(tmp_path: Path) -> None:
     """A plot is the same for the same figures, and is no more than what can be seen."""
     times = [(1.0 + index / 100_000, 1) for index in range(100_000)]
@@ -89,6 +141,23 @@ def test_plot(tmp_path: Path) -> None:
     assert "SPDX-License-Identifier" in texts[0]
     assert all(f">{name}<" in texts[0] for name in details)
     assert len(texts[0]) < 50_000
+
+
+def counted(cost: Callable[[int], int]) -> growth.Counts:
+    """Return counts of which each device takes what the function says of its number."""
+    return {
+        ("device", number, "taken"): 300 + sum(map(cost, range(number))) for number in (1, 2, 8, 64)
+    }
+
+
+def test_growth() -> None:
+    """What costs more, the more there are, misses its bar; what one alone costs does not count."""
+    flat, steep = counted(lambda _: 10), counted(lambda number: 10 + number)
+    figures = growth.figures(flat, steep)
+    assert [figure.rust for figure in figures] == [310, 10, 10, 10]
+    assert [figure.passed for figure in figures] == [None, True, True, True]
+    figures = growth.figures(steep, flat)
+    assert [figure.passed for figure in figures] == [None, True, False, False]
 
 
 class FakeObject(Object):
