@@ -119,6 +119,11 @@ param::parameter!(
 );
 
 param::parameter!(
+    connections: uint = 0,
+    "Number of connections to make before traffic, and to time; 0 for none (default: 0)"
+);
+
+param::parameter!(
     errors: bool = false,
     "Also cause an error, by a wrong key, and recover from it (default: N)"
 );
@@ -330,6 +335,7 @@ impl Plan {
                 (peer_port.value(), peer_gid_index.value()),
             ],
             errors.value(),
+            connections.value(),
         )?;
 
         if settings.messages == 0 {

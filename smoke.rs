@@ -67,7 +67,7 @@ impl<'d> Resources<'d> {
 // By itself, as what it takes of the stack would be there all the time in its callers.
 #[inline(never)]
 fn say_created(qps: &QueuePairs<'_, Smoke>) {
-    let first = qps.first_number().unwrap_or(0);
+    let first = qps.number(0).unwrap_or(0);
 
     match qps.len().saturating_sub(1) {
         0 => pr_info!("ib_create_qp success, qpn={first}\n"),

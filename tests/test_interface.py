@@ -14,6 +14,7 @@ from module import PROJECT
 # The parameters, with their types and defaults.
 PARAMETERS = {
     "check_ib_core": ("bool", "Y"),
+    "connections": ("uint", "0"),
     "depth": ("uint", "1"),
     "errors": ("bool", "N"),
     "gid_index": ("int", "-1"),

@@ -133,6 +133,60 @@ def test_everything_arrives(guest: Guest, poll: str) -> None:
         nothing_left(guest)
 
 
+def test_connections(guest: Guest) -> None:
+    """As many connections as are wanted are made before the messages, and are gone then."""
+    guest.add("rxe0")
+    lines = run(guest, connections=64, sizes=8)
+    assert [line for line in lines if re.fullmatch(r"connect: 64 ok, \d+ per second", line)]
+    assert good(lines) == all_tests((8,))
+    assert lines[-1] == "traffic smoke success"
+    first, *tests = results(guest)["tests"]
+    assert (first["test"], first["connections"]) == ("connect", 64)
+    assert len(tests) == len(all_tests((8,)))
+    guest.unload()
+    nothing_left(guest)
+
+
+def test_a_connection_fails(guest: Guest) -> None:
+    """One that cannot be made is reported; the messages have a connection of their own."""
+    guest.add("rxe0")
+    # Three calls connect a queue pair; the first two are those of the messages.
+    guest.fail("rxe_modify_qp", -22, times=1, after=2 * 3 + 31)
+    lines = run(guest, connections=64, sizes=8)
+    assert "connect: failed, ib_modify_qp failed, ret=-22" in lines
+    assert good(lines) == all_tests((8,))
+    assert lines[-1] == (
+        "traffic smoke failed: 1 of 8 tests, first connect: ib_modify_qp failed, ret=-22"
+    )
+    assert results(guest)["tests"][0] == {
+        "test": "connect",
+        "connections": 64,
+        "error": "ib_modify_qp failed, ret=-22",
+    }
+    guest.unload()
+    guest.mend()
+    nothing_left(guest)
+
+
+def test_connections_are_called_off(guest: Guest) -> None:
+    """The device goes, or the module, while connections are made: whatever there is goes, too."""
+    guest.add("rxe0")
+    guest.count("rxe_create_qp")
+    calls = "/sys/module/failpoint/parameters/calls"
+    for end in ("rdma link delete rxe0", "rmmod krdma_smoke"):
+        begin = start(guest, connections=1024)
+        guest.do(f"until test $(cat {calls}) -ge 40; do :; done; {end}")
+        assert not guest.objects()
+        assert any(line.startswith("traffic smoke ") for line in lines_since(guest, begin))
+        if end.startswith("rdma"):
+            guest.unload()
+            guest.mend()
+            guest.add("rxe0")
+            guest.count("rxe_create_qp")
+    guest.mend()
+    nothing_left(guest)
+
+
 def test_results_are_roots(guest: Guest) -> None:
     """Only root can read the results, which name what was measured."""
     guest.add("rxe0")
@@ -182,6 +236,7 @@ WRONG = (
     ("gid_index=-2", "gid_index=-2: there are 0 to 255, and -1 for any"),
     ("peer_gid_index=256", "peer_gid_index=256: there are 0 to 255, and -1 for any"),
     ("peer_port=-1", None),
+    ("connections=1025", "connections=1025: there can be 0 to 1024"),
     ("queue_pairs=0", "queue_pairs=0: there can be 1 to 4096"),
     ("queue_pairs=4097", "queue_pairs=4097: there can be 1 to 4096"),
     ("queue_pairs=-1", None),

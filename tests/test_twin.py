@@ -112,7 +112,7 @@ def test_traffic(guest: Guest) -> None:
         f"poll=workqueue depth=1 gid_index={second} peer_port=1",
         "poll=workqueue depth=16",
     ):
-        parameters = f"traffic=40 sizes=0,8,4097 errors=1 {parameters}"
+        parameters = f"traffic=40 sizes=0,8,4097 errors=1 connections=7 {parameters}"
         rust, c = (traffic(guest, name, parameters) for name in NAMES)
         assert rust == c
         assert "traffic smoke success" in rust[0]
@@ -228,7 +228,9 @@ def test_calls(guest: Guest) -> None:
         "echo 1 >events/kprobes/enable"
     )
     for poll in ("direct", "workqueue"):
-        parameters = f"poll={poll} depth=33 traffic=34 sizes=65536 errors=1 queue_pairs=3"
+        parameters = (
+            f"poll={poll} depth=33 traffic=34 sizes=65536 errors=1 queue_pairs=3 connections=2"
+        )
         rust, c = (calls(guest, name, parameters) for name in NAMES)
         assert rust == c
         # Every memory region is of 32 messages.

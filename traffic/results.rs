@@ -30,8 +30,8 @@ use kernel::{
     },
 };
 
-/// How many tests there can be, with that of errors.
-const LINES_MAX: usize = Test::ALL.len() * SIZES_MAX + 1;
+/// How many tests there can be, with those of connections and of errors.
+const LINES_MAX: usize = Test::ALL.len() * SIZES_MAX + 2;
 
 /// One end of the connection.
 pub(super) struct End {
@@ -64,9 +64,20 @@ pub(super) struct Measured {
     pub(super) deliveries: Option<Summary>,
 }
 
+/// What a test is of.
+#[derive(Clone, Copy)]
+pub(super) enum Of {
+    /// Messages, of how many bytes, and how many of them.
+    Messages { size: u32, count: u32 },
+    /// As many connections.
+    Connections(u32),
+}
+
 /// How a test ended.
 pub(super) enum Outcome {
     Good(Measured),
+    /// Everything was connected, in as many nanoseconds.
+    Connected(u64),
     /// Requests were flushed, as they had to be.
     Flushed(u32),
     /// Why it failed.
@@ -76,8 +87,7 @@ pub(super) enum Outcome {
 /// A test that has been run.
 struct Line {
     test: &'static str,
-    size: u32,
-    messages: u32,
+    of: Of,
     outcome: Outcome,
 }
 
@@ -141,13 +151,8 @@ impl Results {
     }
 
     /// Adds the result of a test.
-    pub(super) fn add(&mut self, test: &'static str, size: u32, messages: u32, outcome: Outcome) {
-        let line = Line {
-            test,
-            size,
-            messages,
-            outcome,
-        };
+    pub(super) fn add(&mut self, test: &'static str, of: Of, outcome: Outcome) {
+        let line = Line { test, of, outcome };
 
         // There is room.
         let _ = self.lines.push_within_capacity(line);
@@ -220,12 +225,15 @@ impl fmt::Display for File {
         separator = "";
 
         for line in results.lines.iter() {
-            f.write_fmt(fmt!(
-                "{separator}\n    {{\"test\": \"{}\", \"size\": {}, \"messages\": {}, ",
-                line.test,
-                line.size,
-                line.messages
-            ))?;
+            f.write_fmt(fmt!("{separator}\n    {{\"test\": \"{}\", ", line.test))?;
+
+            match line.of {
+                Of::Messages { size, count } => {
+                    f.write_fmt(fmt!("\"size\": {size}, \"messages\": {count}, "))?;
+                }
+                Of::Connections(count) => f.write_fmt(fmt!("\"connections\": {count}, "))?,
+            }
+
             line.outcome.write(f)?;
             f.write_str("}")?;
             separator = ",";
@@ -253,6 +261,7 @@ impl Outcome {
                     None => Ok(()),
                 }
             }
+            Self::Connected(elapsed) => f.write_fmt(fmt!("\"elapsed_ns\": {elapsed}")),
             Self::Flushed(count) => f.write_fmt(fmt!("\"flushed\": {count}")),
             Self::Bad(error) => {
                 f.write_str("\"error\": ")?;

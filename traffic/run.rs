@@ -12,6 +12,7 @@ use super::{
     results::{
         End,
         Measured,
+        Of,
         Outcome,
         Results, //
     },
@@ -34,6 +35,9 @@ use crate::{
         now,
         relax,
         Address,
+        CallError,
+        CompletionQueue,
+        CompletionQueueAttributes,
         Consumer,
         Device,
         Endpoint,
@@ -44,7 +48,11 @@ use crate::{
         PollContext,
         Port,
         PortError,
+        ProtectionDomain,
+        QueuePairAttributes,
+        QueuePairs,
         Request,
+        Room,
         State,
         Status,
         WorkCompletion, //
@@ -67,6 +75,14 @@ const POLLS: u32 = 8;
 
 /// After how many bytes of a batch, which may be of [`MEMORY_MAX`], to look whether to stop.
 const BYTES: usize = 1 << 20;
+
+/// Of queue pairs that are connected, and nothing more.
+const CONNECTED: QueuePairAttributes = QueuePairAttributes {
+    send_work_requests: 1,
+    receive_work_requests: 1,
+    send_sges: 1,
+    receive_sges: 1,
+};
 
 /// The user of the verbs.
 pub(super) struct Wire;
@@ -180,6 +196,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let mut pair = self.connect(&ports, limit)?;
 
         self.announce(&ports)?;
+
+        if settings.connections > 0 {
+            self.try_connections(&ports, settings.connections)?;
+        }
 
         for test in Test::ALL {
             if test.is_atomic() {
@@ -341,6 +361,79 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         })
     }
 
+    /// Makes as many connections and says how long that took.
+    ///
+    /// # Errors
+    ///
+    /// `Stopped`, or that there is no memory.
+    fn try_connections(&mut self, ports: &(Port<'d>, Port<'p>), count: u32) -> Result<(), Failure> {
+        const TEST: &str = "connect";
+        let of = Of::Connections(count);
+
+        self.count.tests = self.count.tests.saturating_add(1);
+
+        match self.make_connections(ports, count as usize) {
+            Ok(elapsed) => {
+                let rate = u64::from(count).saturating_mul(1_000_000_000);
+
+                pr_info!(
+                    "{}{TEST}: {count} ok, {} per second\n",
+                    self.prefix,
+                    rate.checked_div(elapsed).unwrap_or(0)
+                );
+                self.results
+                    .lock()
+                    .add(TEST, of, Outcome::Connected(elapsed));
+                Ok(())
+            }
+            Err(Failure::Stopped) => Err(Failure::Stopped),
+            Err(failure) => {
+                pr_err!("{}{TEST}: failed, {failure}\n", self.prefix);
+                Ok(self.fail(&TEST, TEST, of, &failure)?)
+            }
+        }
+    }
+
+    /// Makes queue pairs at both ends and connects them; returns how long that took, from the first
+    /// call that creates one until all of them are in the state `RTS`.
+    fn make_connections(&self, ports: &(Port<'d>, Port<'p>), count: usize) -> Result<u64, Failure> {
+        let addresses = self.addresses(ports)?;
+        let here = (&ports.0, &addresses.0);
+        let there = (&ports.1, &addresses.1);
+        let mut requesters = queue_pairs(self.here, count)?;
+        let mut targets = queue_pairs(self.there, count)?;
+        let mut index = 0usize;
+        let start = now();
+
+        self.fill(&mut requesters, count)?;
+        self.fill(&mut targets, count)?;
+
+        while index < count {
+            self.stops.check()?;
+            targets
+                .connect(index, there, here, &requesters)
+                .map_err(failed("ib_modify_qp"))?;
+            requesters
+                .connect(index, here, there, &targets)
+                .map_err(failed("ib_modify_qp"))?;
+            index = index.wrapping_add(1);
+        }
+
+        Ok(now().saturating_sub(start))
+    }
+
+    /// Creates queue pairs until there are `count`, unless told to stop.
+    fn fill(&self, queue_pairs: &mut QueuePairs<'_, Wire>, count: usize) -> Result<(), Failure> {
+        while queue_pairs.len() < count {
+            self.stops.check()?;
+            queue_pairs
+                .create(queue_pairs.len().saturating_add(1), &CONNECTED)
+                .map_err(failed("ib_create_qp"))?;
+        }
+
+        Ok(())
+    }
+
     /// Says, and keeps, between what there is traffic.
     fn announce(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(), Failure> {
         let addresses = self.addresses(ports)?;
@@ -368,6 +461,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let depth = self.settings.depth;
         let messages = self.settings.messages;
         let title = Title { test, size, depth };
+        let of = Of::Messages {
+            size,
+            count: messages,
+        };
 
         self.count.tests = self.count.tests.saturating_add(1);
 
@@ -384,13 +481,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 );
                 self.results
                     .lock()
-                    .add(test.name(), size, messages, Outcome::Good(measured));
+                    .add(test.name(), of, Outcome::Good(measured));
                 Ok(pair)
             }
             Err(Failure::Stopped) => Err(Failure::Stopped),
             Err(failure) => {
                 pr_err!("{}{title}: failed, {failure}\n", self.prefix);
-                self.fail(&title, test.name(), size, &failure)?;
+                self.fail(&title, test.name(), of, &failure)?;
                 self.reconnect(pair, limit)
             }
         }
@@ -401,7 +498,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         &mut self,
         title: &dyn fmt::Display,
         test: &'static str,
-        size: u32,
+        of: Of,
         failure: &Failure,
     ) -> Result {
         self.count.failures = self.count.failures.saturating_add(1);
@@ -411,11 +508,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         }
 
         let text = CString::try_from_fmt(fmt!("{failure}"))?;
-        let messages = self.settings.messages;
 
-        self.results
-            .lock()
-            .add(test, size, messages, Outcome::Bad(text));
+        self.results.lock().add(test, of, Outcome::Bad(text));
         Ok(())
     }
 
@@ -616,6 +710,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     fn cause_error(&mut self, mut pair: Pair<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
         const TITLE: &str = "READ with a wrong key";
         const TEST: &str = "wrong_key";
+        let of = Of::Messages {
+            size: Self::WORD,
+            count: self.depth(),
+        };
 
         self.count.tests = self.count.tests.saturating_add(1);
 
@@ -624,7 +722,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             Err(Failure::Stopped) => return Err(Failure::Stopped),
             Err(failure) => {
                 pr_err!("{}{TITLE}: failed, {failure}\n", self.prefix);
-                self.fail(&TITLE, TEST, Self::WORD, &failure)?;
+                self.fail(&TITLE, TEST, of, &failure)?;
 
                 return self.reconnect(pair, limit);
             }
@@ -640,15 +738,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                     Status::REM_ACCESS_ERR,
                     State::ERR
                 );
-                self.results
-                    .lock()
-                    .add(TEST, Self::WORD, self.depth(), Outcome::Flushed(flushed));
+                self.results.lock().add(TEST, of, Outcome::Flushed(flushed));
                 Ok(pair)
             }
             Err(Failure::Stopped) => Err(Failure::Stopped),
             Err(failure) => {
                 pr_err!("{}{TITLE}: not recovered, {failure}\n", self.prefix);
-                self.fail(&TITLE, TEST, Self::WORD, &failure)?;
+                self.fail(&TITLE, TEST, of, &failure)?;
                 self.reconnect(pair, limit)
             }
         }
@@ -703,6 +799,27 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         Ok(flushed)
     }
+}
+
+/// Makes room for queue pairs, and what they share.
+fn queue_pairs<'e>(device: Device<'e>, count: usize) -> Result<QueuePairs<'e, Wire>, Failure> {
+    let room = Room::new(count)?;
+    let pd = ProtectionDomain::alloc(device).map_err(failed("ib_alloc_pd"))?;
+    let cq = CompletionQueue::create(
+        device,
+        &CompletionQueueAttributes {
+            entries: 1,
+            vector: 0,
+        },
+    )
+    .map_err(failed("ib_create_cq"))?;
+
+    Ok(QueuePairs::new(room, pd, cq))
+}
+
+/// Makes a failure of the error of a function.
+fn failed(function: &'static str) -> impl Fn(Error) -> Failure {
+    move |error| Failure::Call(CallError { function, error })
 }
 
 /// Prepares a batch, and the receives for it.

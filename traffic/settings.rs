@@ -23,10 +23,15 @@ pub(crate) struct Settings {
     pub(super) ends: [EndSettings; 2],
     /// Cause an error and recover from it.
     pub(super) errors: bool,
+    /// How many connections to make, and to time; perhaps none.
+    pub(super) connections: u32,
     /// A size that is too large is bounded, and not an error.
     pub(super) is_bounded: bool,
     sizes: [Option<u32>; SIZES_MAX],
 }
+
+/// As many as can be undone within seconds, when the device goes.
+const CONNECTIONS_MAX: u32 = 1024;
 
 /// What the user wants of one end of the connection.
 pub(super) struct EndSettings {
@@ -67,9 +72,15 @@ impl Settings {
         poll: &BStr,
         [here, there]: [(u32, i32); 2],
         errors: bool,
+        connections: u32,
     ) -> Result<Self> {
         if depth == 0 {
             pr_err!("depth=0: at least one message has to be outstanding\n");
+            return Err(EINVAL);
+        }
+
+        if connections > CONNECTIONS_MAX {
+            pr_err!("connections={connections}: there can be 0 to {CONNECTIONS_MAX}\n");
             return Err(EINVAL);
         }
 
@@ -91,6 +102,7 @@ impl Settings {
                 EndSettings::new(Side::There, there)?,
             ],
             errors,
+            connections,
             is_bounded: &**sizes == Self::SIZES.to_bytes(),
             sizes: parse_sizes(sizes)?,
         })

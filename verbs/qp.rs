@@ -106,6 +106,122 @@ unsafe fn destroy(ptr: NonNull<bindings::ib_qp>) -> c_int {
     unsafe { bindings::ib_destroy_qp_user(ptr.as_ptr(), null_mut()) }
 }
 
+/// The first packet's number, on either side: any will do on a connection that is new, between
+/// queue pairs that are.
+const PACKET_SEQUENCE_NUMBER: u32 = 0;
+
+/// How long to wait for an acknowledgement: 4.096 µs times two to the power of this, 0.5 s.
+const ACK_TIMEOUT: u8 = 17;
+
+/// How often a packet is sent again that was not acknowledged. Not the most that there is, 7:
+/// soft-RoCE takes that for without end (`rxe_completer()`).
+const RETRIES: u8 = 6;
+
+/// How often a message is sent again for which no receive was posted: without end.
+const RNR_RETRIES: u8 = 7;
+
+/// How long the peer is to wait before that: 0.64 ms, by the table of the specification.
+const RNR_TIMER: u8 = 12;
+
+/// Connects a queue pair, which must be in `RESET`, to that of a peer: `INIT`, `RTR`, `RTS`, by
+/// `ib_modify_qp()`. May sleep.
+///
+/// # Safety
+///
+/// It must be valid, and the port `here` of its device.
+///
+/// # Errors
+///
+/// `EINVAL`, or what the device's driver says; the queue pair is good for nothing then.
+unsafe fn connect(
+    ptr: NonNull<bindings::ib_qp>,
+    (port, from): (&Port<'_>, &Address),
+    (peer_port, to): (&Port<'_>, &Address),
+    peer_number: u32,
+    attributes: &ConnectionAttributes,
+) -> Result {
+    use bindings::*;
+
+    // SAFETY: By the safety requirement.
+    unsafe {
+        modify(
+            ptr,
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_INIT,
+                pkey_index: 0,
+                port_num: port.number(),
+                qp_access_flags: attributes.access as c_int,
+                ..pin_init::zeroed()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_PKEY_INDEX
+                | ib_qp_attr_mask_IB_QP_PORT
+                | ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
+        )
+    }?;
+
+    // SAFETY: As above.
+    unsafe {
+        modify(
+            ptr,
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_RTR,
+                ah_attr: port.path(from, to),
+                path_mtu: port.mtu_code().min(peer_port.mtu_code()),
+                dest_qp_num: peer_number,
+                rq_psn: PACKET_SEQUENCE_NUMBER,
+                max_dest_rd_atomic: attributes.incoming_reads,
+                min_rnr_timer: RNR_TIMER,
+                ..pin_init::zeroed()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_AV
+                | ib_qp_attr_mask_IB_QP_PATH_MTU
+                | ib_qp_attr_mask_IB_QP_DEST_QPN
+                | ib_qp_attr_mask_IB_QP_RQ_PSN
+                | ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
+                | ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER,
+        )
+    }?;
+
+    // SAFETY: As above.
+    unsafe {
+        modify(
+            ptr,
+            ib_qp_attr {
+                qp_state: ib_qp_state_IB_QPS_RTS,
+                sq_psn: PACKET_SEQUENCE_NUMBER,
+                timeout: ACK_TIMEOUT,
+                retry_cnt: RETRIES,
+                rnr_retry: RNR_RETRIES,
+                max_rd_atomic: attributes.outstanding_reads,
+                ..pin_init::zeroed()
+            },
+            ib_qp_attr_mask_IB_QP_STATE
+                | ib_qp_attr_mask_IB_QP_SQ_PSN
+                | ib_qp_attr_mask_IB_QP_TIMEOUT
+                | ib_qp_attr_mask_IB_QP_RETRY_CNT
+                | ib_qp_attr_mask_IB_QP_RNR_RETRY
+                | ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+}
+
+/// Changes attributes by `ib_modify_qp()`. May sleep.
+///
+/// # Safety
+///
+/// The queue pair must be valid.
+unsafe fn modify(
+    ptr: NonNull<bindings::ib_qp>,
+    mut attributes: bindings::ib_qp_attr,
+    mask: bindings::ib_qp_attr_mask,
+) -> Result {
+    // SAFETY: By the safety requirement. The attributes, of which C takes those that the mask has,
+    // are used during the call only.
+    to_result(unsafe { bindings::ib_modify_qp(ptr.as_ptr(), &mut attributes, mask as c_int) })
+}
+
 /// `ib_qp_init_attr.event_handler`.
 ///
 /// # Safety
@@ -135,7 +251,8 @@ impl Room {
 
 /// Reliable-connected queue pairs that share a completion queue and a protection domain.
 ///
-/// They cannot be connected; that a device has them shows that it can have as many.
+/// Nothing can be posted to them: their completion queue cannot be drained. That a device has them
+/// shows that it can have as many.
 ///
 /// Destroyed when dropped, by `ib_destroy_qp_user()`; then the completion queue goes, then the
 /// protection domain.
@@ -204,13 +321,34 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
         self.qps.len()
     }
 
-    /// Returns the number of the first, by which a peer would address it.
-    pub(crate) fn first_number(&self) -> Option<u32> {
+    /// Returns the number of one of them, by which a peer addresses it.
+    pub(crate) fn number(&self, index: usize) -> Option<u32> {
         // SAFETY: The queue pair is valid by the type invariant. Drivers set its number before
         // `ib_create_qp_kernel()` returns, and it does not change.
         self.qps
-            .first()
+            .get(index)
             .map(|ptr| unsafe { (*ptr.as_ptr()).qp_num })
+    }
+
+    /// Connects one of them, which must be in `RESET`, to the one of the same index of a peer, by
+    /// `ib_modify_qp()`. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, also if there is none on either side, or what the device's driver says.
+    pub(crate) fn connect(
+        &mut self,
+        index: usize,
+        here: (&Port<'d>, &Address),
+        there: (&Port<'_>, &Address),
+        peer: &QueuePairs<'_, C>,
+    ) -> Result {
+        let ptr = *self.qps.get(index).ok_or(EINVAL)?;
+        let peer_number = peer.number(index).ok_or(EINVAL)?;
+
+        // SAFETY: The queue pair is valid by the type invariant, and the port of the same device, as
+        // it has the same brand.
+        unsafe { connect(ptr, here, there, peer_number, &ConnectionAttributes::UNUSED) }
     }
 }
 
@@ -269,6 +407,15 @@ pub(super) struct ConnectionAttributes {
     pub(super) access: bindings::ib_access_flags,
 }
 
+impl ConnectionAttributes {
+    /// Where nothing is posted.
+    const UNUSED: Self = Self {
+        outstanding_reads: 0,
+        incoming_reads: 0,
+        access: 0,
+    };
+}
+
 impl<'d, C: Consumer> QueuePair<'d, C> {
     /// Creates a queue pair by `ib_create_qp_kernel()`. May sleep.
     ///
@@ -318,23 +465,6 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
         }
     }
 
-    /// The first packet's number, on either side: any will do on a connection that is new, between
-    /// queue pairs that are.
-    const PACKET_SEQUENCE_NUMBER: u32 = 0;
-
-    /// How long to wait for an acknowledgement: 4.096 µs times two to the power of this, 0.5 s.
-    const ACK_TIMEOUT: u8 = 17;
-
-    /// How often a packet is sent again that was not acknowledged. Not the most that there is, 7:
-    /// soft-RoCE takes that for without end (`rxe_completer()`).
-    const RETRIES: u8 = 6;
-
-    /// How often a message is sent again for which no receive was posted: without end.
-    const RNR_RETRIES: u8 = 7;
-
-    /// How long the peer is to wait before that: 0.64 ms, by the table of the specification.
-    const RNR_TIMER: u8 = 12;
-
     /// Connects the queue pair, which must be in `RESET`, to that of a peer: `INIT`, `RTR`, `RTS`, by
     /// `ib_modify_qp()`. May sleep.
     ///
@@ -343,79 +473,15 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     /// `EINVAL`, or what the device's driver says; the queue pair is good for nothing then.
     pub(super) fn connect(
         &mut self,
-        (port, from): (&Port<'d>, &Address),
-        (peer_port, to): (&Port<'_>, &Address),
+        here: (&Port<'d>, &Address),
+        there: (&Port<'_>, &Address),
         peer_number: u32,
         attributes: &ConnectionAttributes,
     ) -> Result {
-        use bindings::*;
-
         self.is_connected = true;
 
-        self.modify(
-            ib_qp_attr {
-                qp_state: ib_qp_state_IB_QPS_INIT,
-                pkey_index: 0,
-                port_num: port.number(),
-                qp_access_flags: attributes.access as c_int,
-                ..pin_init::zeroed()
-            },
-            ib_qp_attr_mask_IB_QP_STATE
-                | ib_qp_attr_mask_IB_QP_PKEY_INDEX
-                | ib_qp_attr_mask_IB_QP_PORT
-                | ib_qp_attr_mask_IB_QP_ACCESS_FLAGS,
-        )?;
-
-        self.modify(
-            ib_qp_attr {
-                qp_state: ib_qp_state_IB_QPS_RTR,
-                ah_attr: port.path(from, to),
-                path_mtu: port.mtu_code().min(peer_port.mtu_code()),
-                dest_qp_num: peer_number,
-                rq_psn: Self::PACKET_SEQUENCE_NUMBER,
-                max_dest_rd_atomic: attributes.incoming_reads,
-                min_rnr_timer: Self::RNR_TIMER,
-                ..pin_init::zeroed()
-            },
-            ib_qp_attr_mask_IB_QP_STATE
-                | ib_qp_attr_mask_IB_QP_AV
-                | ib_qp_attr_mask_IB_QP_PATH_MTU
-                | ib_qp_attr_mask_IB_QP_DEST_QPN
-                | ib_qp_attr_mask_IB_QP_RQ_PSN
-                | ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC
-                | ib_qp_attr_mask_IB_QP_MIN_RNR_TIMER,
-        )?;
-
-        self.modify(
-            ib_qp_attr {
-                qp_state: ib_qp_state_IB_QPS_RTS,
-                sq_psn: Self::PACKET_SEQUENCE_NUMBER,
-                timeout: Self::ACK_TIMEOUT,
-                retry_cnt: Self::RETRIES,
-                rnr_retry: Self::RNR_RETRIES,
-                max_rd_atomic: attributes.outstanding_reads,
-                ..pin_init::zeroed()
-            },
-            ib_qp_attr_mask_IB_QP_STATE
-                | ib_qp_attr_mask_IB_QP_SQ_PSN
-                | ib_qp_attr_mask_IB_QP_TIMEOUT
-                | ib_qp_attr_mask_IB_QP_RETRY_CNT
-                | ib_qp_attr_mask_IB_QP_RNR_RETRY
-                | ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC,
-        )
-    }
-
-    /// Changes attributes by `ib_modify_qp()`.
-    fn modify(
-        &mut self,
-        mut attributes: bindings::ib_qp_attr,
-        mask: bindings::ib_qp_attr_mask,
-    ) -> Result {
-        // SAFETY: The queue pair is valid by the type invariant. The attributes, of which C takes
-        // those that the mask has, are used during the call only.
-        to_result(unsafe {
-            bindings::ib_modify_qp(self.ptr.as_ptr(), &mut attributes, mask as c_int)
-        })
+        // SAFETY: The queue pair is valid by the type invariant.
+        unsafe { connect(self.ptr, here, there, peer_number, attributes) }
     }
 
     /// Returns the state, by `ib_query_qp()`. May sleep.
@@ -498,13 +564,17 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
             return Err(EINVAL);
         }
 
-        self.modify(
-            bindings::ib_qp_attr {
-                qp_state: bindings::ib_qp_state_IB_QPS_ERR,
-                ..pin_init::zeroed()
-            },
-            bindings::ib_qp_attr_mask_IB_QP_STATE,
-        )
+        // SAFETY: The queue pair is valid by the type invariant.
+        unsafe {
+            modify(
+                self.ptr,
+                bindings::ib_qp_attr {
+                    qp_state: bindings::ib_qp_state_IB_QPS_ERR,
+                    ..pin_init::zeroed()
+                },
+                bindings::ib_qp_attr_mask_IB_QP_STATE,
+            )
+        }
     }
 
     /// Takes note that there is nothing to be drained.

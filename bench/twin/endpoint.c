@@ -501,6 +501,49 @@ static u8 reads(u32 requester, u32 responder)
 	return min3(requester, responder, U8_MAX);
 }
 
+/* Connects a queue pair, which is in RESET, to that of a peer. */
+int qp_connect(struct ib_qp *qp, const struct qp_attr *wanted,
+	       const struct port *port, const struct address *from,
+	       const struct port *peer_port, const struct address *to,
+	       u32 peer_number)
+{
+	struct ib_qp_attr attr = {
+		.qp_state = IB_QPS_INIT,
+		.port_num = port->number,
+		.qp_access_flags = wanted->access,
+	};
+	int ret;
+
+	ret = ib_modify_qp(qp, &attr,
+			   IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
+			   IB_QP_ACCESS_FLAGS);
+	if (ret)
+		return ret;
+
+	attr.qp_state = IB_QPS_RTR;
+	port_path(port, from, to, &attr.ah_attr);
+	attr.path_mtu = min(port->attr.active_mtu, peer_port->attr.active_mtu);
+	attr.dest_qp_num = peer_number;
+	attr.max_dest_rd_atomic = wanted->incoming_reads;
+	attr.min_rnr_timer = RNR_TIMER;
+	ret = ib_modify_qp(qp, &attr,
+			   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
+			   IB_QP_DEST_QPN | IB_QP_RQ_PSN |
+			   IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
+	if (ret)
+		return ret;
+
+	attr.qp_state = IB_QPS_RTS;
+	attr.timeout = ACK_TIMEOUT;
+	attr.retry_cnt = RETRIES;
+	attr.rnr_retry = RNR_RETRIES;
+	attr.max_rd_atomic = wanted->outstanding_reads;
+	return ib_modify_qp(qp, &attr,
+			    IB_QP_STATE | IB_QP_SQ_PSN | IB_QP_TIMEOUT |
+			    IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
+			    IB_QP_MAX_QP_RD_ATOMIC);
+}
+
 int endpoint_connect(struct endpoint *ep, const struct port *port,
 		     const struct address *from, const struct port *peer_port,
 		     const struct address *to, const struct endpoint *peer,
@@ -508,50 +551,18 @@ int endpoint_connect(struct endpoint *ep, const struct port *port,
 {
 	const struct ib_device_attr *here = &ep->device->attrs;
 	const struct ib_device_attr *there = &peer->device->attrs;
-	struct ib_qp_attr attr = {
-		.qp_state = IB_QPS_INIT,
-		.port_num = port->number,
-		.qp_access_flags = endpoint_access(ep),
+	const struct qp_attr attr = {
+		.access = endpoint_access(ep),
+		.incoming_reads = reads(here->max_qp_rd_atom,
+					there->max_qp_init_rd_atom),
+		.outstanding_reads = reads(here->max_qp_init_rd_atom,
+					   there->max_qp_rd_atom),
 	};
 	int ret;
 
-	ret = ib_modify_qp(ep->qp, &attr,
-			   IB_QP_STATE | IB_QP_PKEY_INDEX | IB_QP_PORT |
-			   IB_QP_ACCESS_FLAGS);
-	if (ret)
-		goto err;
-
-	attr.qp_state = IB_QPS_RTR;
-	port_path(port, from, to, &attr.ah_attr);
-	attr.path_mtu = min(port->attr.active_mtu, peer_port->attr.active_mtu);
-	attr.dest_qp_num = peer->qp->qp_num;
-	attr.max_dest_rd_atomic = reads(here->max_qp_rd_atom,
-					there->max_qp_init_rd_atom);
-	attr.min_rnr_timer = RNR_TIMER;
-	ret = ib_modify_qp(ep->qp, &attr,
-			   IB_QP_STATE | IB_QP_AV | IB_QP_PATH_MTU |
-			   IB_QP_DEST_QPN | IB_QP_RQ_PSN |
-			   IB_QP_MAX_DEST_RD_ATOMIC | IB_QP_MIN_RNR_TIMER);
-	if (ret)
-		goto err;
-
-	attr.qp_state = IB_QPS_RTS;
-	attr.timeout = ACK_TIMEOUT;
-	attr.retry_cnt = RETRIES;
-	attr.rnr_retry = RNR_RETRIES;
-	attr.max_rd_atomic = reads(here->max_qp_init_rd_atom,
-				   there->max_qp_rd_atom);
-	ret = ib_modify_qp(ep->qp, &attr,
-			   IB_QP_STATE | IB_QP_SQ_PSN | IB_QP_TIMEOUT |
-			   IB_QP_RETRY_CNT | IB_QP_RNR_RETRY |
-			   IB_QP_MAX_QP_RD_ATOMIC);
-	if (ret)
-		goto err;
-
-	return 0;
-
-err:
-	return failed_call(failure, "ib_modify_qp", ret);
+	ret = qp_connect(ep->qp, &attr, port, from, peer_port, to,
+			 peer->qp->qp_num);
+	return ret ? failed_call(failure, "ib_modify_qp", ret) : 0;
 }
 
 /* Links the first work requests, of which some are messages: the next batch. */

@@ -151,6 +151,8 @@ struct settings {
 	/* Of the device and its peer, which may be the same. */
 	struct end_settings ends[SIDES];
 	bool errors;
+	/* How many connections to make, and to time; perhaps none. */
+	u32 connections;
 	/* A size that is too large is bounded, and not an error. */
 	bool is_bounded;
 	unsigned int n_sizes;
@@ -314,6 +316,7 @@ enum state {
 
 enum outcome {
 	OUTCOME_GOOD,
+	OUTCOME_CONNECTED,
 	OUTCOME_FLUSHED,
 	OUTCOME_BAD,
 };
@@ -332,18 +335,24 @@ struct measured {
 /* A test that has been run. */
 struct line {
 	const char *test;
+	/* If it is about these, and not about messages. */
+	u32 connections;
 	u32 size;
 	u32 messages;
 	enum outcome outcome;
 	union {
 		struct measured measured;
+		u64 elapsed;
 		u32 flushed;
 		char *error;
 	};
 };
 
-/* Of each of five kinds of message each size, two atomics, and the error. */
-#define LINES_MAX	(7 * SIZES_MAX + 1)
+/*
+ * Of each of five kinds of message each size, two atomics, connections, and the
+ * error.
+ */
+#define LINES_MAX	(7 * SIZES_MAX + 2)
 
 struct results {
 	/* Protects all of it. */
@@ -431,6 +440,12 @@ static inline int failed_call(struct failure *failure, const char *function,
 	failure->what = function;
 	failure->error = error;
 	return error;
+}
+
+static inline int stopped(struct failure *failure)
+{
+	failure->kind = FAILURE_STOPPED;
+	return -EINTR;
 }
 
 /* What is asked of the peer. */
@@ -550,6 +565,17 @@ u32 endpoint_max_depth(const struct ib_device *device);
 int endpoint_create(struct endpoint *ep, struct ib_device *device,
 		    const struct endpoint_attr *attr, struct failure *failure);
 void endpoint_destroy(struct endpoint *ep);
+/* How a queue pair is to work with its peer, beside the path. */
+struct qp_attr {
+	int access;
+	u8 incoming_reads;
+	u8 outstanding_reads;
+};
+
+int qp_connect(struct ib_qp *qp, const struct qp_attr *wanted,
+	       const struct port *port, const struct address *from,
+	       const struct port *peer_port, const struct address *to,
+	       u32 peer_number);
 int endpoint_connect(struct endpoint *ep, const struct port *port,
 		     const struct address *from, const struct port *peer_port,
 		     const struct address *to, const struct endpoint *peer,
@@ -656,5 +682,11 @@ bool run_is_stopped(const struct run *run);
 int run_all(struct run *run, struct failure *failure);
 void run_destroy(struct run *run);
 char *failure_text(const struct failure *failure);
+
+/* connections.c */
+
+int connections_make(const struct run *run,
+		     const struct address addresses[SIDES], u32 count,
+		     u64 *elapsed, struct failure *failure);
 
 #endif

@@ -78,6 +78,10 @@ module_param_named(gid_index, settings.ends[HERE].gid_index, int, 0444);
 MODULE_PARM_DESC(gid_index,
 		 "Index of the GID for RoCE; -1 for the first of RoCE v2 with an IP address (default: -1)");
 
+module_param_named(connections, settings.connections, uint, 0444);
+MODULE_PARM_DESC(connections,
+		 "Number of connections to make before traffic, and to time; 0 for none (default: 0)");
+
 module_param_named(errors, settings.errors, bool, 0444);
 MODULE_PARM_DESC(errors,
 		 "Also cause an error, by a wrong key, and recover from it (default: N)");

@@ -160,13 +160,20 @@ void results_write(struct results *results, struct seq_file *seq)
 	seq_puts(seq, "\n  ],\n  \"tests\": [");
 	for (i = 0; i < results->n_lines; i++) {
 		line = &results->lines[i];
-		seq_printf(seq,
-			   "%s\n    {\"test\": \"%s\", \"size\": %u, \"messages\": %u, ",
-			   i ? "," : "", line->test, line->size,
-			   line->messages);
+		seq_printf(seq, "%s\n    {\"test\": \"%s\", ", i ? "," : "",
+			   line->test);
+		if (line->connections)
+			seq_printf(seq, "\"connections\": %u, ",
+				   line->connections);
+		else
+			seq_printf(seq, "\"size\": %u, \"messages\": %u, ",
+				   line->size, line->messages);
 		switch (line->outcome) {
 		case OUTCOME_GOOD:
 			write_measured(seq, &line->measured);
+			break;
+		case OUTCOME_CONNECTED:
+			seq_printf(seq, "\"elapsed_ns\": %llu", line->elapsed);
 			break;
 		case OUTCOME_FLUSHED:
 			seq_printf(seq, "\"flushed\": %u", line->flushed);

@@ -214,12 +214,6 @@ static bool run_goes_on(void *run)
 	return !run_is_stopped(run);
 }
 
-static int stopped(struct failure *failure)
-{
-	failure->kind = FAILURE_STOPPED;
-	return -EINTR;
-}
-
 static u32 run_depth(const struct run *run)
 {
 	return min(run->settings->depth, run->settings->messages);
@@ -992,25 +986,19 @@ static int run_announce(struct run *run, struct failure *failure)
 }
 
 /* Counts and keeps a failure; the text belongs to the results then. */
-static int run_fail(struct run *run, const char *title, const char *test,
-		    u32 size, char *text, struct failure *failure)
+static int run_fail(struct run *run, const char *title, struct line *line,
+		    char *text, struct failure *failure)
 {
-	struct line line = {
-		.test = test,
-		.size = size,
-		.messages = run->settings->messages,
-		.outcome = OUTCOME_BAD,
-		.error = text,
-	};
-
 	run->failures++;
 	if (!text)
 		return failed_call(failure, "allocating memory", -ENOMEM);
 
 	if (!run->first)
 		run->first = kasprintf(GFP_KERNEL, "%s: %s", title, text);
-	results_add(run->results, &line);
-	return run_reconnect(run, failure);
+	line->outcome = OUTCOME_BAD;
+	line->error = text;
+	results_add(run->results, line);
+	return 0;
 }
 
 /* A number of thousandths, of which three digits are shown. */
@@ -1091,7 +1079,8 @@ static int try_test(struct run *run, const struct request *request, u32 size,
 
 	text = failure_text(failure);
 	pr_err("%s%s: failed, %s\n", run->prefix, title, text);
-	return run_fail(run, title, request->name, size, text, failure);
+	ret = run_fail(run, title, &line, text, failure);
+	return ret ?: run_reconnect(run, failure);
 }
 
 /*
@@ -1199,7 +1188,44 @@ static int cause_error(struct run *run, struct failure *failure)
 
 	text = failure_text(failure);
 	pr_err("%s%s: %s, %s\n", run->prefix, title, what, text);
-	return run_fail(run, title, line.test, WORD, text, failure);
+	ret = run_fail(run, title, &line, text, failure);
+	return ret ?: run_reconnect(run, failure);
+}
+
+/* Makes as many connections and says how long that took. */
+static int try_connections(struct run *run, struct failure *failure)
+{
+	struct line line = {
+		.test = "connect",
+		.connections = run->settings->connections,
+		.outcome = OUTCOME_CONNECTED,
+	};
+	struct address addresses[SIDES];
+	char *text;
+	u64 rate;
+	int ret;
+
+	run->tests++;
+
+	ret = run_addresses(run, addresses, failure);
+	if (!ret)
+		ret = connections_make(run, addresses, line.connections,
+				       &line.elapsed, failure);
+	if (!ret) {
+		rate = line.connections * (u64)NSEC_PER_SEC;
+		pr_info("%s%s: %u ok, %llu per second\n", run->prefix,
+			line.test, line.connections,
+			line.elapsed ? rate / line.elapsed : 0);
+		results_add(run->results, &line);
+		return 0;
+	}
+
+	if (failure->kind == FAILURE_STOPPED)
+		return ret;
+
+	text = failure_text(failure);
+	pr_err("%s%s: failed, %s\n", run->prefix, line.test, text);
+	return run_fail(run, line.test, &line, text, failure);
 }
 
 static bool has_atomics(const struct ib_device *device)
@@ -1249,6 +1275,12 @@ int run_all(struct run *run, struct failure *failure)
 		ret = run_announce(run, failure);
 	if (ret)
 		return ret;
+
+	if (run->settings->connections) {
+		ret = try_connections(run, failure);
+		if (ret)
+			return ret;
+	}
 
 	for (request = requests; request < requests + REQUESTS; request++) {
 		if (!request->is_atomic)

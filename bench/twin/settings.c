@@ -8,6 +8,8 @@
 #include <linux/ctype.h>
 #include <linux/overflow.h>
 
+#define CONNECTIONS_MAX	1024
+
 /* Parses a decimal number without a sign; returns what comes behind it. */
 static const char *parse_number(const char *text, u32 *number)
 {
@@ -66,6 +68,12 @@ int settings_parse(struct settings *settings, const char *sizes,
 
 	if (!settings->depth) {
 		pr_err("depth=0: at least one message has to be outstanding\n");
+		return -EINVAL;
+	}
+
+	if (settings->connections > CONNECTIONS_MAX) {
+		pr_err("connections=%u: there can be 0 to %u\n",
+		       settings->connections, CONNECTIONS_MAX);
 		return -EINVAL;
 	}
 

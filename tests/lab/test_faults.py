@@ -44,7 +44,7 @@ class Path:
 
 # busybox starts faster than kmod, but its insmod tries a second way when the first has failed.
 _LOAD = "insmod /krdma_smoke.ko rdma_dev_name=rxe0"
-_LOAD_TRAFFIC = f"{_LOAD} traffic=1 sizes=8 errors=1"
+_LOAD_TRAFFIC = f"{_LOAD} traffic=1 sizes=8 errors=1 connections=1"
 _UNLOAD = "busybox rmmod krdma_smoke"
 _RENAME = "rdma dev set other0 name rxe0"
 _ADD = "rdma link add rxe0 type $driver netdev net_rxe0"
@@ -150,8 +150,8 @@ _LINES = re.compile(
     r"|matched RDMA device rxe0|ib_(alloc_pd|create_cq) success|ib_create_qp success, qpn=\d+"
     r"|resource smoke success|no RDMA device is named rxe0, waiting for it .*|exit"
     r"|ib_(destroy_qp|destroy_cq|dealloc_pd) success"
-    r"|traffic from rxe0 .*|\w+ 8B depth 1: 1 ok, .*|READ with a wrong key: IB_WC_\w+, .*"
-    r"|QP event 3|traffic smoke success"
+    r"|traffic from rxe0 .*|connect: 1 ok, .*|\w+ 8B depth 1: 1 ok, .*"
+    r"|READ with a wrong key: IB_WC_\w+, .*|QP event 3|traffic smoke success"
     # It is not refused for that.
     r"|cannot check which ib_core is running: its build-id is not readable, ret=-12"
     # The kernel's own, in the module's name.
@@ -165,7 +165,8 @@ _NO_MEMORY = re.compile(
     r"|(resource|traffic) smoke failed on rxe0, ret=-12: out of memory; .*"
     # soft-RoCE makes a socket for each queue pair, and a socket without memory is ENFILE.
     r"|ib_create_qp failed, ret=-23|resource smoke failed on rxe0, ret=-23: the driver's own .*"
-    r"|traffic smoke failed: ib_create_qp failed, ret=-23"
+    r"|traffic smoke failed: .*ib_create_qp failed, ret=-23"
+    r"|connect: failed, .*ret=-12|connect: failed, ib_create_qp failed, ret=-23"
     r"|no memory for RDMA device rxe0, it is left alone; .*"
     r"|\w+ 8B depth 1: failed, .*ret=-12|traffic smoke failed: .*ret=-12"
 )
