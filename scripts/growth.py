@@ -45,14 +45,15 @@ def _count(vm: CountingVm, it: Object, progress: Step) -> Counts:
     def measure(kind: str, number: int, most: int, *parameters: str) -> None:
         devices = number if kind == "device" else 1
         loaded = vm.load(it, *parameters)
+        taken, removed = vm.come_and_go(loaded, devices)
+        found[kind, number, "taken"] = taken.total()
+        found[kind, number, "removed"] = removed.total()
         if number == most:
+            # What is made only once has been made by now.
             before = int(vm.do(_SLABS))
             vm.do(f"insmod /{twin.PROVIDER}.ko devices={devices}")
             found[kind, number, "memory"] = int(vm.do(_SLABS)) - before
             vm.do(f"rmmod {twin.PROVIDER}")
-        taken, removed = vm.come_and_go(loaded, devices)
-        found[kind, number, "taken"] = taken.total()
-        found[kind, number, "removed"] = removed.total()
         vm.do(f"rmmod {it.ko.stem}")
         progress.beat(lambda: f"{it.ko.name}: {number} {kind}s")
 
