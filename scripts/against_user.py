@@ -64,10 +64,13 @@ ip link set net0 up
 rdma link add rxe0 type rxe netdev net0
 """
 
+# How many connections are made, one after another.
+_CONNECTIONS = (1, 4, 16, 64, 256, 1024)
+
 # What is waited for is waited for without being busy: nothing else is to run meanwhile.
 _TRAFFIC = """
 set -e
-insmod /krdma_smoke.ko rdma_dev_name=rxe0 traffic={messages} depth={depth} sizes={sizes}
+insmod /krdma_smoke.ko rdma_dev_name=rxe0 {parameters}
 grep -m {number} 'krdma_smoke: traffic smoke ' /dev/kmsg >/tmp/ends
 cat /sys/kernel/debug/krdma_smoke/rxe0/results
 rmmod krdma_smoke
@@ -104,6 +107,9 @@ _NOTES = (
     " its time has everything in it, but it fills in and checks nothing. By default it makes a call"
     " for each message; in the rows that say so it posts lists of 16, too (`--post_list`,"
     " `--recv_post_list`).",
+    "A connection is of two queue pairs, which are created and then connected one after another;"
+    " the time is that from the first call until all are in the state RTS. In these rows it is not"
+    " perftest but a program that does the same by libibverbs (`bench/guest/connect.c`).",
     "This is soft-RoCE in an emulated machine: driver and network are software, executed by an"
     " emulator, on however busy a host. It says what these two programs take here, and nothing"
     " about hardware, where user space posts and polls without a system call.",
@@ -135,12 +141,24 @@ class _Guest:
 
     def traffic(self, depth: int) -> dict[tuple[str, int], Sample]:
         """Run the module's tests, of all kinds and sizes."""
-        self._traffics += 1
         sizes = ",".join(map(str, _SIZES))
-        script = _TRAFFIC.format(
-            messages=_MESSAGES[depth], depth=depth, sizes=sizes, number=self._traffics
+        return parse_results(
+            self._traffic(f"traffic={_MESSAGES[depth]} depth={depth} sizes={sizes}")
         )
-        return parse_results(self.run(script))
+
+    def _traffic(self, parameters: str) -> str:
+        self._traffics += 1
+        return self.run(_TRAFFIC.format(parameters=parameters, number=self._traffics))
+
+    def connect(self, count: int) -> tuple[float, float]:
+        """Make connections; return how many a second the module and user space make."""
+        results = json.loads(self._traffic(f"traffic=1 sizes=8 connections={count}"))
+        connect = results["tests"][0]
+        if connect["test"] != "connect" or "error" in connect:
+            raise Failure(f"the module does not connect: {connect}")
+        gid_index = results["ends"][0]["gid_index"]
+        elapsed = int(self.run(f"/connect rxe0 {gid_index} {count}"))
+        return count / connect["elapsed_ns"] * 1e9, count / elapsed * 1e9
 
     def perftest(self, kind: str, size: int, depth: int, *more: str) -> Sample:
         """Run one of perftest's programs: that for latencies, or that for the rate."""
@@ -215,15 +233,16 @@ def _perftest(guest: _Guest, kind: str, size: int, depth: int) -> Sample:
 def compare(root: BuildRoot, chosen: Kernel) -> Part:
     """Run both, alternating, and compare."""
     ko = module.build(root, chosen).ko
-    programs = perftest.ensure(root)
+    files = {"krdma_smoke.ko": ko, "connect": perftest.build_connect(root)}
     log = PROJECT / "build" / "bench" / "user.log"
     # Of each figure, ours and perftest's, one value a run; and all times of what is plotted.
     ours: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     theirs: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     times: dict[str, list[tuple[float, int]]] = {name: [] for name in _NAMES}
+    connected: dict[int, list[tuple[float, float]]] = defaultdict(list)
     with (
         step("Measuring against perftest in QEMU") as progress,
-        Vm(root, chosen, {"krdma_smoke.ko": ko}, log=log, programs=programs) as vm,
+        Vm(root, chosen, files, log=log, programs=perftest.ensure(root)) as vm,
     ):
         guest = _Guest(vm)
         guest.run(_SETUP)
@@ -245,6 +264,9 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
                 if (kind, size, depth) == (*_BARRED, _LATENCY_DEPTH):
                     for name, it in zip(_NAMES, (own[kind, size], sample), strict=True):
                         times[name] += it.times
+        for run, count in itertools.product(range(_RUNS), _CONNECTIONS):
+            progress.beat(lambda run=run, count=count: f"run {run + 1}, {count} connections")  # type: ignore[misc]
+            connected[count].append(guest.connect(count))
         if splats := vm.splats():
             raise Failure(f"the kernel log has {len(splats)} bad lines, the first: {splats[0]}")
     figures = [
@@ -259,6 +281,14 @@ def compare(root: BuildRoot, chosen: Kernel) -> Part:
         for what in _SHOWN
         for size in _SIZES
         for kind in _TESTS
+    ]
+    figures += [
+        Figure(
+            f"{count:,} connections",
+            "connections/s",
+            *(round(statistics.median(rates), 1) for rates in zip(*runs, strict=True)),
+        )
+        for count, runs in connected.items()
     ]
     details = {
         name: {

@@ -109,13 +109,18 @@ def kbuild(root: BuildRoot, kernel: Kernel, path: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def compile_program(root: BuildRoot, source: Path, target: Path, *flags: str) -> Path:
-    """Compile a program in C of one file, for this machine or for a guest."""
+def compile_program(
+    root: BuildRoot, source: Path, target: Path, *flags: str, readable: Iterable[Path] = ()
+) -> Path:
+    """Compile a program in C of one file, for this machine or for a guest.
+
+    `readable` is what it is compiled with, beside what the build root and the project have.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    command: list[str | Path] = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2", *flags]
-    command += ["-o", target, source]
+    command: list[str | Path] = [root.recipe.gcc, "-Wall", "-Wextra", "-Werror", "-O2"]
+    command += ["-o", target, source, *flags]
     result = subprocess.run(
-        root.command(command, readable=[PROJECT], writable=[target.parent]),
+        root.command(command, readable=[PROJECT, *readable], writable=[target.parent]),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
