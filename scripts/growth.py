@@ -107,7 +107,7 @@ def measure(root: BuildRoot, chosen: Kernel) -> Part:
         vm.start_counting()
         rust, c = (_count(vm, it, progress) for it in modules)
     series: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for name, counts in (("rust", rust), ("c", c)):
+    for name, counts in (("Rust", rust), ("C", c)):
         for kind, number, what in counts:
             if number > 1 and what != "memory":
                 series[name][f"{kind}, {what}"].append(each(counts, kind, number, what))

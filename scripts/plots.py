@@ -17,6 +17,9 @@ from matplotlib import pyplot  # noqa: E402 - it looks at what is set above
 
 _SIZE = (7.0, 3.5)
 
+# So that of two lines in the same place both are seen.
+_WIDTHS = (4.0, 1.5)
+
 
 def _cumulated(times: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
     """Return times, and the share of all, in percent, that are not longer; few enough to draw."""
@@ -47,11 +50,12 @@ def growth(details: dict[str, Any], target: Path) -> None:
     kinds = ("device", "queue pair")
     figure, axes = _subplots(len(kinds))
     for kind, axis in zip(kinds, axes, strict=True):
-        for name, series in details.items():
+        for (name, series), width in zip(details.items(), _WIDTHS, strict=True):
             for what, style in (("taken", "-"), ("removed", "--")):
                 values = series[f"{kind}, {what}"]
-                axis.plot(series[kind], values, style, marker=".", label=f"{name}, {what}")
+                axis.plot(series[kind], values, style, lw=width, label=f"{name}, {what}")
         axis.set_xscale("log", base=2)
+        axis.set_xticks(series[kind], labels=[f"{number:,}" for number in series[kind]])
         axis.set_xlabel(f"{kind}s")
         axis.set_ylabel("instructions for each one more")
         axis.set_ylim(bottom=0)
@@ -66,7 +70,7 @@ def _subplots(count: int) -> tuple[Any, Sequence[Any]]:
 def _save(figure: Any, axes: Sequence[Any], target: Path) -> None:
     for axis in axes:
         axis.grid(visible=True, which="both", alpha=0.3)
-        axis.legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(target, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     text = target.read_text()
