@@ -70,7 +70,7 @@ use kernel::{
 /// How long to wait for a port that has gone down to come up again, in nanoseconds.
 const PATIENCE_FOR_PORT: u64 = 60_000_000_000;
 
-/// How many times to poll between looks at the clock, and turns of other threads.
+/// How many times to poll between looks at the clock.
 const POLLS: u32 = 8;
 
 /// After how many bytes of a batch, which may be of [`MEMORY_MAX`], to look whether to stop.
@@ -657,6 +657,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 return Ok(true);
             }
 
+            // A driver that is software may need this processor to get on.
+            relax();
             polls = polls.wrapping_add(1);
 
             if self.settings.context == PollContext::Direct && polls < POLLS {
@@ -677,8 +679,6 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             if now.saturating_sub(since) > PATIENCE {
                 return Ok(false);
             }
-
-            relax();
         }
     }
 

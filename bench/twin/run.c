@@ -268,6 +268,8 @@ static __always_inline int run_wait(struct run *run,
 		if (holds(run))
 			return 1;
 
+		/* A driver that is software may need this processor to get on. */
+		schedule();
 		if (run->settings->context == IB_POLL_DIRECT &&
 		    ++polls < POLLS)
 			continue;
@@ -284,8 +286,6 @@ static __always_inline int run_wait(struct run *run,
 		}
 		if (now - since > PATIENCE_NS)
 			return 0;
-
-		schedule();
 	}
 }
 
