@@ -166,7 +166,8 @@ class _Guest:
         options = ["--ib-dev=rxe0", f"--size={size}", f"--iters={iterations}", "--CPU-freq", *more]
         if depth == _LATENCY_DEPTH:
             program, parse = f"ib_{kind}_lat", parse_latency
-            options.append("--report-histogram")
+            # By its long name, --report-histogram, it is not known.
+            options.append("-H")
         else:
             program, parse = f"ib_{kind}_bw", parse_rate
             options += [f"--tx-depth={depth}", "--cq-mod=1"]
