@@ -323,11 +323,11 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
 
     /// Returns the number of one of them, by which a peer addresses it.
     pub(crate) fn number(&self, index: usize) -> Option<u32> {
+        let ptr = self.qps.get(index)?;
+
         // SAFETY: The queue pair is valid by the type invariant. Drivers set its number before
         // `ib_create_qp_kernel()` returns, and it does not change.
-        self.qps
-            .get(index)
-            .map(|ptr| unsafe { (*ptr.as_ptr()).qp_num })
+        Some(unsafe { (*ptr.as_ptr()).qp_num })
     }
 
     /// Connects one of them, which must be in `RESET`, to the one of the same index of a peer, by
