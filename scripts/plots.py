@@ -74,4 +74,6 @@ def _save(figure: Any, axes: Sequence[Any], target: Path) -> None:
     figure.savefig(target, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     text = target.read_text()
-    target.write_text(text.replace("<svg ", "<!-- SPDX-License-Identifier: GPL-2.0 -->\n<svg ", 1))
+    # In front of it there is only the version of XML.
+    licence = "?>\n<!-- SPDX-License-Identifier: GPL-2.0 -->\n"
+    target.write_text(text.replace("?>\n", licence, 1))
