@@ -98,7 +98,7 @@ impl CallError {
 }
 
 /// Makes a [`CallError`] of an error.
-fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {
+pub(crate) fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> CallError {
     move |error| CallError {
         function,
         error: error.into(),

@@ -32,10 +32,10 @@ use super::{
 use crate::{
     smoke::Smoke,
     verbs::{
+        self,
         now,
         relax,
         Address,
-        CallError,
         CompletionQueue,
         CompletionQueueAttributes,
         Consumer,
@@ -412,10 +412,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.stops.check()?;
             targets
                 .connect(index, there, here, &requesters)
-                .map_err(failed("ib_modify_qp"))?;
+                .map_err(verbs::of("ib_modify_qp"))?;
             requesters
                 .connect(index, here, there, &targets)
-                .map_err(failed("ib_modify_qp"))?;
+                .map_err(verbs::of("ib_modify_qp"))?;
             index = index.wrapping_add(1);
         }
 
@@ -428,7 +428,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.stops.check()?;
             queue_pairs
                 .create(queue_pairs.len().saturating_add(1), &CONNECTED)
-                .map_err(failed("ib_create_qp"))?;
+                .map_err(verbs::of("ib_create_qp"))?;
         }
 
         Ok(())
@@ -804,7 +804,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 /// Makes room for queue pairs, and what they share.
 fn queue_pairs<'e>(device: Device<'e>, count: usize) -> Result<QueuePairs<'e, Wire>, Failure> {
     let room = Room::new(count)?;
-    let pd = ProtectionDomain::alloc(device).map_err(failed("ib_alloc_pd"))?;
+    let pd = ProtectionDomain::alloc(device).map_err(verbs::of("ib_alloc_pd"))?;
     let cq = CompletionQueue::create(
         device,
         &CompletionQueueAttributes {
@@ -812,14 +812,9 @@ fn queue_pairs<'e>(device: Device<'e>, count: usize) -> Result<QueuePairs<'e, Wi
             vector: 0,
         },
     )
-    .map_err(failed("ib_create_cq"))?;
+    .map_err(verbs::of("ib_create_cq"))?;
 
     Ok(QueuePairs::new(room, pd, cq))
-}
-
-/// Makes a failure of the error of a function.
-fn failed(function: &'static str) -> impl Fn(Error) -> Failure {
-    move |error| Failure::Call(CallError { function, error })
 }
 
 /// Prepares a batch, and the receives for it.
