@@ -117,8 +117,8 @@ struct Used<'d> {
 }
 
 impl<'d, C: Consumer> Endpoint<'d, C> {
-    /// Creates an endpoint, in a box, not connected: all that it will ever need. May sleep, and with a large
-    /// depth may take long, in which it asks again and again whether it `goes_on`.
+    /// Creates an endpoint, in a box, not connected: all that it will ever need. May sleep, and with
+    /// a large depth may take long, in which it asks again and again whether it `goes_on`.
     ///
     /// # Errors
     ///
