@@ -6,7 +6,6 @@
 
 #include "krdma_smoke_c.h"
 
-#include <linux/module.h>
 #include <linux/slab.h>
 
 /* The queue pairs at one end, and what they share. */
@@ -21,37 +20,22 @@ static void completion(struct ib_cq *cq, void *context)
 {
 }
 
-static void destroyed(const char *function, int ret)
-{
-	if (ret) {
-		__module_get(THIS_MODULE);
-		smoke_kept(function, ret);
-	}
-}
-
 /* Also of what is not complete. */
 static void end_destroy(struct end_qps *end)
 {
-	int first_error = 0;
-	int ret;
-	u32 i;
-
-	for (i = 0; i < end->n_qps; i++) {
-		ret = ib_destroy_qp(end->qps[i]);
-		if (!first_error)
-			first_error = ret;
-	}
-	kvfree(end->qps);
+	int first_error = qps_destroy(end->qps, end->n_qps);
 
 	/* One that could not be destroyed goes on using the other two. */
-	destroyed("ib_destroy_qp", first_error);
+	wire_destroyed("ib_destroy_qp", first_error);
 	if (first_error)
 		return;
 
 	if (end->cq)
-		destroyed("ib_destroy_cq", ib_destroy_cq_user(end->cq, NULL));
+		wire_destroyed("ib_destroy_cq",
+			       ib_destroy_cq_user(end->cq, NULL));
 	if (end->pd)
-		destroyed("ib_dealloc_pd", ib_dealloc_pd_user(end->pd, NULL));
+		wire_destroyed("ib_dealloc_pd",
+			       ib_dealloc_pd_user(end->pd, NULL));
 }
 
 /* Makes room, and what is shared; the caller destroys what there is. */

@@ -94,15 +94,6 @@ const struct request requests[REQUESTS] = {
 const struct request *const send_request = &requests[0];
 const struct request *const read_request = &requests[4];
 
-/* Nobody has asked, so only what could not be destroyed is told. */
-static void wire_destroyed(const char *function, int error)
-{
-	if (error) {
-		__module_get(THIS_MODULE);
-		smoke_kept(function, error);
-	}
-}
-
 /* A region that stays refers to nothing of this module. */
 static void region_destroy(struct region *region)
 {

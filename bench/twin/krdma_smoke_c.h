@@ -125,6 +125,8 @@ void smoke_cq_event(struct ib_event *event, void *context);
 void smoke_qp_event(struct ib_event *event, void *context);
 void smoke_failed(const char *step, int error);
 void smoke_kept(const char *function, int error);
+void wire_destroyed(const char *function, int error);
+int qps_destroy(struct ib_qp **qps, unsigned int n_qps);
 
 /* Which end of the connection: the device under test, or its peer. */
 enum side {

@@ -20,14 +20,21 @@ void smoke_kept(const char *function, int error)
 	pr_err("the driver keeps an object that refers to this module; reboot\n");
 }
 
-/* Says how destroying went, and tells whether the object is gone. */
-static bool destroyed(const char *function, int error)
+/* Nobody has asked, so only what could not be destroyed is told. */
+void wire_destroyed(const char *function, int error)
 {
 	if (error) {
 		__module_get(THIS_MODULE);
 		smoke_kept(function, error);
-		return false;
 	}
+}
+
+/* Says how destroying went, and tells whether the object is gone. */
+static bool destroyed(const char *function, int error)
+{
+	wire_destroyed(function, error);
+	if (error)
+		return false;
 
 	pr_info("%s success\n", function);
 	return true;
@@ -144,18 +151,25 @@ err_qps:
 	return ret;
 }
 
-void resources_destroy(struct resources *resources)
+/* Destroys queue pairs and frees their list; returns the first error. */
+int qps_destroy(struct ib_qp **qps, unsigned int n_qps)
 {
 	int first_error = 0;
 	unsigned int i;
 	int ret;
 
-	for (i = 0; i < resources->n_qps; i++) {
-		ret = ib_destroy_qp(resources->qps[i]);
+	for (i = 0; i < n_qps; i++) {
+		ret = ib_destroy_qp(qps[i]);
 		if (!first_error)
 			first_error = ret;
 	}
-	kvfree(resources->qps);
+	kvfree(qps);
+	return first_error;
+}
+
+void resources_destroy(struct resources *resources)
+{
+	int first_error = qps_destroy(resources->qps, resources->n_qps);
 
 	/* One that could not be destroyed goes on using the other two. */
 	if (resources->n_qps && !destroyed("ib_destroy_qp", first_error))
