@@ -2,8 +2,8 @@
 /*
  * RDMA devices that are nothing but memory: what is posted has been done, and
  * has completed, when posting returns (unless completions are to come late, for
- * tests). What a client takes of the processor's
- * time can be told by them, for they leave it nothing to wait for.
+ * tests). What a client takes of the processor's time can be told by them, for
+ * they leave it nothing to wait for.
  *
  * Both ends of a connection are on the same device. There are messages between
  * reliable-connected queue pairs, and memory regions for fast registration; no
@@ -403,7 +403,7 @@ static int null_poll_cq(struct ib_cq *ib_cq, int count, struct ib_wc *wc)
 	guard(spinlock_irqsave)(&cq->lock);
 
 	for (i = 0; i < count && cq->head != cq->tail; i++) {
-		if (late && null_is_early())
+		if (null_is_early())
 			break;
 		wc[i] = cq->ring[cq->head++ & cq->mask];
 	}
