@@ -81,7 +81,7 @@ def _devices(vm: CountingVm, it: Object) -> tuple[list[Counter[str]], list[Count
     """Count what a module does when a device comes, and when it goes."""
     loaded = vm.load(it, "rdma_dev_name=null0")
     rounds = [vm.come_and_go(loaded) for _ in range(_ROUNDS)]
-    vm.do(f"rmmod {it.ko.stem}")
+    vm.output(f"rmmod {it.ko.stem}")
     return [taken for taken, _ in rounds], [removed for _, removed in rounds]
 
 
@@ -90,7 +90,7 @@ def _traffic(vm: CountingVm, it: Object, depth: int) -> dict[str, Counter[str]]:
     parameters = ("rdma_dev_name=null0", f"traffic={_POSTS * depth}", "sizes=8", f"depth={depth}")
     loaded = vm.load(it, *parameters)
     vm.take_dumps()
-    vm.do(
+    vm.output(
         f"dmesg -c >/dev/null; insmod /{twin.PROVIDER}.ko\n"
         "until dmesg | grep -q 'traffic smoke '; do usleep 20000; done\n"
         "dmesg | grep -q 'traffic smoke success'",
@@ -98,7 +98,7 @@ def _traffic(vm: CountingVm, it: Object, depth: int) -> dict[str, Counter[str]]:
     posts = (_POSTS // FIRST_POST).bit_length()
     marks = [OPEN, *[POST] * posts, CLOSE]
     dumps = vm.take_dumps(marks * len(_TESTS))
-    vm.do(f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
+    vm.output(f"rmmod {twin.PROVIDER}; rmmod {it.ko.stem}")
     found = {}
     for index, test in enumerate(_TESTS):
         start = index * len(marks)

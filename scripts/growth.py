@@ -50,11 +50,11 @@ def _count(vm: CountingVm, it: Object, progress: Step) -> Counts:
         found[kind, number, "removed"] = removed.total()
         if number == most:
             # What is made only once has been made by now.
-            before = int(vm.do(_SLABS))
-            vm.do(f"insmod /{twin.PROVIDER}.ko devices={devices}")
-            found[kind, number, "memory"] = int(vm.do(_SLABS)) - before
-            vm.do(f"rmmod {twin.PROVIDER}")
-        vm.do(f"rmmod {it.ko.stem}")
+            before = int(vm.output(_SLABS))
+            vm.output(f"insmod /{twin.PROVIDER}.ko devices={devices}")
+            found[kind, number, "memory"] = int(vm.output(_SLABS)) - before
+            vm.output(f"rmmod {twin.PROVIDER}")
+        vm.output(f"rmmod {it.ko.stem}")
         progress.beat(lambda: f"{it.ko.name}: {number} {kind}s")
 
     for number in DEVICES:

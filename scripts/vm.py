@@ -161,6 +161,13 @@ class Vm:
         log = tuple(self._lines[start:stop])
         return Result(script, int(status), base64.b64decode(output).decode(errors="replace"), log)
 
+    def output(self, script: str) -> str:
+        """Run a script that has to work; return what it prints."""
+        result = self.run(f"set -e; {script}")
+        if result.status != 0:
+            raise Failure(f"the guest fails: {result.output.strip()} ({script.strip()})")
+        return result.output
+
     def end(self, script: str) -> None:
         """Run a shell script with which the guest goes down by itself, and wait for that."""
         self._send(script)
