@@ -258,8 +258,9 @@ class Vm:
             *(*self._arch.qemu, "-nodefaults", "-no-user-config", "-no-reboot"),
             *("-display", "none", "-accel", self._accelerator),
             *("-cpu", "host" if kvm else self._arch.cpu),
-            # A kernel without ACPI sees one processor of each socket.
-            *("-smp", f"{self._processors},sockets={self._processors}", "-m", self._memory),
+            # One socket: what processors of several say of the time is not trusted, and the workers
+            # of unbound work items stay with those that share a cache.
+            *("-smp", f"cores={self._processors}", "-m", self._memory),
             *("-kernel", self._kernel.image, "-initrd", self._archive()),
             *("-append", " ".join(parameters)),
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(table)
     config.addinivalue_line("markers", "systems(names): run it on these systems of systems.py")
     config.addinivalue_line("markers", "debian: it is about Debian's kernel")
-    config.addinivalue_line("markers", "rxe: it needs soft-RoCE")
+    config.addinivalue_line("markers", "rxe: it needs soft-RoCE, or any driver will do")
     config.addinivalue_line("markers", "long: run it with --lab only")
     if os.environ.get("PYTEST_XDIST_WORKER") or config.getoption("collectonly"):
         return

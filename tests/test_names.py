@@ -20,6 +20,7 @@ def renamed(name: str) -> list[str]:
     return [f"RDMA device renamed to {re.escape(name)}"]
 
 
+@pytest.mark.rxe  # as the driver has no say in it
 @pytest.mark.parametrize(
     ("target", "shown"),
     [
@@ -177,6 +178,7 @@ def test_swapped_names(guest: Guest) -> None:
     assert not guest.objects()
 
 
+@pytest.mark.rxe  # as the driver has no say in it
 @pytest.mark.parametrize("name", ["a\tb", "\x7f", "x" * 63, "ü", "%s", "a b"])
 def test_odd_device(guest: Guest, name: str) -> None:
     """A device may have an odd name and is a device all the same."""

@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 
+import pytest
 from guest import Guest
 
 SEED = 6
@@ -53,6 +54,7 @@ def _options(rng: random.Random) -> list[str]:
     return options
 
 
+@pytest.mark.rxe  # as the driver has no say in it
 def test_generated_values(guest: Guest) -> None:
     """A thousand values and option strings: no crash, no forged line, no prefix that matches."""
     rng = random.Random(SEED)
