@@ -68,62 +68,61 @@ const MEMORY_MAX: u64 = 64 << 20;
 /// The largest message: as much as `kmalloc()` gives at most, everywhere.
 const SIZE_MAX: u64 = 4 << 20;
 
-/// What is sent in a test.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Test(Request);
+/// What is sent in a test, and what follows from that: kept, as each batch asks for it.
+pub(crate) struct Test {
+    request: Request,
+    name: &'static str,
+    /// What the completion says that it was.
+    opcode: Opcode,
+    /// It is executed by the target's device, on one word.
+    is_atomic: bool,
+    has_immediate: bool,
+    /// The message takes a receive of the target.
+    is_received: bool,
+    /// The message's data comes with the receive; else it is put where the requester says.
+    is_sent: bool,
+    /// The message's data comes back to the requester.
+    is_returned: bool,
+    /// Nothing but a read behind it tells that the data has been put where the processor sees it.
+    needs_read_behind: bool,
+}
 
 impl Test {
     const ALL: [Self; 7] = [
-        Self(Request::Send),
-        Self(Request::SendWithImmediate),
-        Self(Request::Write),
-        Self(Request::WriteWithImmediate),
-        Self(Request::Read),
-        Self(Request::CompareAndSwap),
-        Self(Request::FetchAndAdd),
+        Self::SEND,
+        Self::of(Request::SendWithImmediate),
+        Self::of(Request::Write),
+        Self::of(Request::WriteWithImmediate),
+        Self::READ,
+        Self::of(Request::CompareAndSwap),
+        Self::of(Request::FetchAndAdd),
     ];
+    const SEND: Self = Self::of(Request::Send);
+    const READ: Self = Self::of(Request::Read);
 
-    fn name(self) -> &'static str {
-        match self.0 {
-            Request::Send => "send_recv",
-            Request::SendWithImmediate => "send_with_imm",
-            Request::Write => "rdma_write",
-            Request::WriteWithImmediate => "rdma_write_with_imm",
-            Request::Read => "rdma_read",
-            Request::CompareAndSwap => "compare_swap",
-            Request::FetchAndAdd => "fetch_add",
+    const fn of(request: Request) -> Self {
+        let is_sent = matches!(request, Request::Send | Request::SendWithImmediate);
+        let is_atomic = request.is_atomic();
+
+        Self {
+            request,
+            name: match request {
+                Request::Send => "send_recv",
+                Request::SendWithImmediate => "send_with_imm",
+                Request::Write => "rdma_write",
+                Request::WriteWithImmediate => "rdma_write_with_imm",
+                Request::Read => "rdma_read",
+                Request::CompareAndSwap => "compare_swap",
+                Request::FetchAndAdd => "fetch_add",
+            },
+            opcode: request.opcode(),
+            is_atomic,
+            has_immediate: request.has_immediate(),
+            is_received: is_sent || matches!(request, Request::WriteWithImmediate),
+            is_sent,
+            is_returned: is_atomic || matches!(request, Request::Read),
+            needs_read_behind: is_atomic || matches!(request, Request::Write),
         }
-    }
-
-    fn is_atomic(self) -> bool {
-        self.0.is_atomic()
-    }
-
-    /// The message takes a receive of the target.
-    fn is_received(self) -> bool {
-        matches!(
-            self.0,
-            Request::Send | Request::SendWithImmediate | Request::WriteWithImmediate
-        )
-    }
-
-    /// The message's data comes with the receive; else it is put where the requester says.
-    fn is_sent(self) -> bool {
-        matches!(self.0, Request::Send | Request::SendWithImmediate)
-    }
-
-    fn has_immediate(self) -> bool {
-        self.0.has_immediate()
-    }
-
-    /// The message's data comes back to the requester.
-    fn is_returned(self) -> bool {
-        self.0 == Request::Read || self.is_atomic()
-    }
-
-    /// Nothing but a read behind it tells that the data has been put where the processor sees it.
-    fn needs_read_behind(self) -> bool {
-        self.0 == Request::Write || self.is_atomic()
     }
 }
 
@@ -154,11 +153,11 @@ impl Pattern {
     }
 
     /// Returns what an atomic operation makes of the first word of a message, and its operands.
-    fn operation(self, test: Test, message: u64) -> (u64, (u64, u64)) {
+    fn operation(self, test: &Test, message: u64) -> (u64, (u64, u64)) {
         let before = self.word(message, 0);
         let operand = self.word(message, 1);
 
-        if test.0 == Request::CompareAndSwap {
+        if test.request == Request::CompareAndSwap {
             (operand, (before, operand))
         } else {
             (before.wrapping_add(operand), (operand, 0))

@@ -79,10 +79,19 @@ pub(crate) use self::{
     wr::Request,
 };
 
-use kernel::{
-    error::to_result,
-    prelude::*, //
-};
+use kernel::prelude::*;
+
+/// Makes a result of what a function of C has returned, an errno if it is negative.
+///
+/// That of the kernel crate does the same, but is a call, and what has to be cheap comes by here.
+#[inline]
+fn to_result(ret: c_int) -> Result {
+    if ret < 0 {
+        Err(Error::from_errno(ret))
+    } else {
+        Ok(())
+    }
+}
 
 /// A function of `ib_core` has failed: which, and how.
 pub(crate) struct CallError {

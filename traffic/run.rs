@@ -51,7 +51,6 @@ use crate::{
         ProtectionDomain,
         QueuePairAttributes,
         QueuePairs,
-        Request,
         Room,
         State,
         Status,
@@ -117,9 +116,11 @@ struct Pair<'d, 'p> {
 }
 
 impl Pair<'_, '_> {
-    /// Something has gone wrong; it is good for nothing then.
-    fn is_bad(&self) -> bool {
-        self.requester.is_bad() || self.target.is_bad()
+    /// Returns 0 if all work requests have completed, and a negative number if something has gone
+    /// wrong: the pair is good for nothing then.
+    fn left(&self) -> i32 {
+        // Negative if either is, and 0 if both are.
+        self.requester.left() | self.target.left()
     }
 
     /// How many work requests have not completed.
@@ -201,8 +202,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.try_connections(&ports, settings.connections)?;
         }
 
-        for test in Test::ALL {
-            if test.is_atomic() {
+        for test in &Test::ALL {
+            if test.is_atomic {
                 if self.here.capabilities().atomics && self.there.capabilities().atomics {
                     pair = self.try_test(pair, test, Self::WORD, limit)?;
                 }
@@ -454,7 +455,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     fn try_test(
         &mut self,
         mut pair: Pair<'d, 'p>,
-        test: Test,
+        test: &Test,
         size: u32,
         limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
@@ -481,13 +482,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 );
                 self.results
                     .lock()
-                    .add(test.name(), of, Outcome::Good(measured));
+                    .add(test.name, of, Outcome::Good(measured));
                 Ok(pair)
             }
             Err(Failure::Stopped) => Err(Failure::Stopped),
             Err(failure) => {
                 pr_err!("{}{title}: failed, {failure}\n", self.prefix);
-                self.fail(&title, test.name(), of, &failure)?;
+                self.fail(&title, test.name, of, &failure)?;
                 self.reconnect(pair, limit)
             }
         }
@@ -525,7 +526,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     fn test(
         &mut self,
         pair: &mut Pair<'d, 'p>,
-        test: Test,
+        test: &Test,
         size: u32,
         messages: u32,
     ) -> Result<Measured, Failure> {
@@ -560,10 +561,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         Ok(Measured {
             elapsed,
             latencies: self.histograms.latencies.summary()?,
-            deliveries: test
-                .is_received()
-                .then(|| deliveries.summary())
-                .transpose()?,
+            deliveries: test.is_received.then(|| deliveries.summary()).transpose()?,
         })
     }
 
@@ -571,24 +569,24 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     fn batch(
         &mut self,
         pair: &mut Pair<'d, 'p>,
-        test: Test,
+        test: &Test,
         pattern: Pattern,
         first: u64,
         size: usize,
     ) -> Result<u64, Failure> {
         fill(pair, test, pattern, first, size, self.stops)?;
 
-        if test.is_received() {
+        if test.is_received {
             pair.target.post_receives()?;
         }
 
         let start = now();
 
         pair.requester.post()?;
-        self.settle(pair, test.name(), first)?;
+        self.settle(pair, test.name, first)?;
 
         #[cfg(krdma_smoke_bug = "corrupt-byte")]
-        for buffer in pair.target.buffers(usize::from(!test.is_atomic())) {
+        for buffer in pair.target.buffers(usize::from(!test.is_atomic)) {
             buffer.fill(Length::of(size), |index| {
                 pattern.word(first, index) ^ u64::from(index == 2)
             });
@@ -603,7 +601,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             end = end.max(completion.time);
         }
 
-        if test.is_received() {
+        if test.is_received {
             for completion in pair.target.good_receives() {
                 let deliveries = &mut self.histograms.deliveries;
 
@@ -627,11 +625,9 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         what: &'static str,
         first: u64,
     ) -> Result<(), Failure> {
-        let is_over = self.wait(pair, |pair| {
-            pair.is_bad() || (pair.requester.is_over() && pair.target.is_over())
-        })?;
+        self.wait(pair, |pair| pair.left() <= 0)?;
 
-        if is_over && !pair.is_bad() {
+        if pair.left() == 0 {
             return Ok(());
         }
 
@@ -730,7 +726,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         let mut pair = self.reconnect(pair, limit)?;
 
-        match self.test(&mut pair, Test(Request::Send), Self::WORD, self.depth()) {
+        match self.test(&mut pair, &Test::SEND, Self::WORD, self.depth()) {
             Ok(_) => {
                 pr_info!(
                     "{}{TITLE}: {}, {flushed} flushed, queue pair in {}; recovered by a new one\n",
@@ -753,7 +749,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     /// Reads with a key that opens nothing, and then once more; returns how many requests were
     /// flushed.
     fn wrong_key(&self, pair: &mut Pair<'d, 'p>) -> Result<u32, Failure> {
-        let test = Test(Request::Read);
+        let test = &Test::READ;
         let mut flushed = 0u32;
 
         self.open(pair)?;
@@ -771,12 +767,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             pair.requester.post()?;
 
             if !self.wait(pair, |pair| pair.requester.outstanding() == 0)? {
-                return Err(diagnose(pair, test.name(), 0));
+                return Err(diagnose(pair, test.name, 0));
             }
 
             for completion in pair.requester.completions() {
                 if completion.status != expected {
-                    return Err(bad(&completion, test.name(), message, &pair.requester));
+                    return Err(bad(&completion, test.name, message, &pair.requester));
                 }
 
                 if expected == Status::WR_FLUSH_ERR {
@@ -818,14 +814,19 @@ fn queue_pairs<'e>(device: Device<'e>, count: usize) -> Result<QueuePairs<'e, Wi
 }
 
 /// Prepares a batch, and the receives for it.
-fn prepare(pair: &mut Pair<'_, '_>, test: Test, count: usize, size: usize) {
-    pair.requester
-        .prepare(test.0, count, size, &pair.target, test.needs_read_behind());
+fn prepare(pair: &mut Pair<'_, '_>, test: &Test, count: usize, size: usize) {
+    pair.requester.prepare(
+        test.request,
+        count,
+        size,
+        &pair.target,
+        test.needs_read_behind,
+    );
 
-    if test.is_received() {
+    if test.is_received {
         // The data of a write does not come with the receive.
         pair.target
-            .prepare_receives(count, if test.is_sent() { size } else { 0 });
+            .prepare_receives(count, if test.is_sent { size } else { 0 });
     } else {
         pair.target.prepare_receives(0, 0);
     }
@@ -834,7 +835,7 @@ fn prepare(pair: &mut Pair<'_, '_>, test: Test, count: usize, size: usize) {
 /// Fills in what is sent, or what is read.
 fn fill(
     pair: &mut Pair<'_, '_>,
-    test: Test,
+    test: &Test,
     pattern: Pattern,
     first: u64,
     size: usize,
@@ -842,7 +843,7 @@ fn fill(
 ) -> Result<(), Failure> {
     let count = pair.requester.messages();
 
-    if test.is_returned() {
+    if test.is_returned {
         fill_messages(&pair.target, count, pattern, first, size, stops)?;
     } else {
         fill_messages(&pair.requester, count, pattern, first, size, stops)?;
@@ -861,14 +862,14 @@ fn fill(
 /// Checks the completions and the data of a batch that has completed.
 fn check(
     pair: &Pair<'_, '_>,
-    test: Test,
+    test: &Test,
     pattern: Pattern,
     first: u64,
     size: usize,
     stops: Stops<'_>,
 ) -> Result<(), Failure> {
     let count = pair.requester.messages();
-    let opcode = test.0.opcode();
+    let opcode = test.opcode;
     let mut message = first;
 
     for completion in pair.requester.good_completions() {
@@ -884,14 +885,14 @@ fn check(
 
     // One has completed once more in the meantime.
     if message != first.wrapping_add(count as u64) {
-        return Err(diagnose(pair, test.name(), first));
+        return Err(diagnose(pair, test.name, first));
     }
 
-    if test.is_received() {
+    if test.is_received {
         check_receives(pair, test, pattern, first, size)?;
     }
 
-    if test.is_atomic() {
+    if test.is_atomic {
         check_messages(&pair.target, count, first, size, stops, |message, _| {
             pattern.operation(test, message).0
         })?;
@@ -899,7 +900,7 @@ fn check(
 
     let word = |message, index| pattern.word(message, index);
 
-    if test.is_returned() {
+    if test.is_returned {
         check_messages(&pair.requester, count, first, size, stops, word)
     } else {
         check_messages(&pair.target, count, first, size, stops, word)
@@ -909,13 +910,13 @@ fn check(
 /// Checks the completions of the receives of a batch.
 fn check_receives(
     pair: &Pair<'_, '_>,
-    test: Test,
+    test: &Test,
     pattern: Pattern,
     first: u64,
     size: usize,
 ) -> Result<(), Failure> {
     let mut message = first;
-    let opcode = if test.is_sent() {
+    let opcode = if test.is_sent {
         Opcode::RECV
     } else {
         Opcode::RECV_RDMA_WITH_IMM
@@ -936,7 +937,7 @@ fn check_receives(
             });
         }
 
-        let sent = test.has_immediate().then(|| pattern.immediate(message));
+        let sent = test.has_immediate.then(|| pattern.immediate(message));
 
         if completion.immediate != sent {
             return Err(Failure::Immediate {
@@ -970,6 +971,9 @@ fn check_after(stops: Stops<'_>, bytes: &mut usize, size: usize) -> Result<(), F
 }
 
 /// Fills in the data of `count` messages at one end.
+///
+/// Inlined for either end, as the call would take longer than one small message.
+#[inline(always)]
 fn fill_messages(
     end: &Endpoint<'_, Wire>,
     count: usize,
@@ -992,6 +996,9 @@ fn fill_messages(
 }
 
 /// Checks the data of `count` messages at one end; `word` is of a message and an index.
+///
+/// Inlined as [`fill_messages()`].
+#[inline(always)]
 fn check_messages(
     end: &Endpoint<'_, Wire>,
     count: usize,
@@ -1117,17 +1124,17 @@ fn end(name: &CStr, device: Device<'_>, port: &Port<'_>, address: Address) -> Re
 }
 
 /// What a test is called in the log.
-struct Title {
-    test: Test,
+struct Title<'a> {
+    test: &'a Test,
     size: u32,
     depth: u32,
 }
 
-impl fmt::Display for Title {
+impl fmt::Display for Title<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { test, size, depth } = self;
 
-        f.write_fmt(fmt!("{} {size}B depth {depth}", test.name()))
+        f.write_fmt(fmt!("{} {size}B depth {depth}", test.name))
     }
 }
 

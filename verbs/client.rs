@@ -5,6 +5,7 @@
 use super::{
     device::looks_right,
     ib_core::Compatible,
+    to_result,
     Device, //
 };
 use crate::bindings;
@@ -16,7 +17,6 @@ use core::{
     },
 };
 use kernel::{
-    error::to_result,
     prelude::*,
     str::{
         as_char_ptr_in_const_context,

@@ -526,22 +526,18 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     pub(crate) fn poll(&self) {
         match self.context {
             PollContext::Direct => self.qp.cq().process(),
-            PollContext::Workqueue if !self.is_over() => self.used.outstanding.wait(),
+            PollContext::Workqueue if self.left() > 0 => self.used.outstanding.wait(),
             PollContext::Workqueue => {}
         }
     }
 
-    /// Tells whether everything that was posted has completed, or something has gone wrong.
-    pub(crate) fn is_over(&self) -> bool {
-        self.used.outstanding.is_over()
+    /// Returns how many work requests have been posted that have not completed; a negative number if
+    /// one has failed, or has completed more than once.
+    pub(crate) fn left(&self) -> i32 {
+        self.used.outstanding.left()
     }
 
-    /// Tells whether a work request has failed, or has completed more than once.
-    pub(crate) fn is_bad(&self) -> bool {
-        self.used.outstanding.is_bad()
-    }
-
-    /// Returns how many work requests have been posted that have not completed.
+    /// Returns how many work requests have been posted that have not completed, failed or not.
     pub(crate) fn outstanding(&self) -> i32 {
         self.used.outstanding.count()
     }

@@ -4,6 +4,7 @@
 
 use super::{
     of,
+    to_result,
     Buffer,
     CallError,
     Consumer,
@@ -19,10 +20,7 @@ use core::{
 };
 use kernel::{
     alloc::KVVec,
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     page::PAGE_SIZE,
     prelude::*, //
 };

@@ -2,14 +2,14 @@
 
 //! Ports, and the addresses by which one is reached from another.
 
-use super::Device;
+use super::{
+    to_result,
+    Device, //
+};
 use crate::bindings;
 use core::ptr::null_mut;
 use kernel::{
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     fmt,
     prelude::*, //
 };

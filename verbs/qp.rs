@@ -4,6 +4,7 @@
 
 use super::{
     destroyed,
+    to_result,
     Address,
     CompletionQueue,
     Consumer,
@@ -23,10 +24,7 @@ use core::{
 };
 use kernel::{
     alloc::KVVec,
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     fmt,
     prelude::*,
     str::as_char_ptr_in_const_context, //

@@ -141,19 +141,22 @@ impl WorkCompletion {
 /// another one, by [`PollContext::Workqueue`], one after another (`ib_cq_poll_work()`).
 #[pin_data]
 pub(super) struct Outstanding {
-    count: Atomic<i32>,
-    /// One has failed, or has completed twice.
-    is_bad: Atomic<i32>,
+    /// How many there are; and [`Self::BAD`] if one has failed, or has completed twice.
+    ///
+    /// In one thread it is used as plain memory: each use of an atomic variable is a call.
+    left: Atomic<i32>,
     context: PollContext,
     #[pin]
     over: Opaque<kernel::bindings::completion>,
 }
 
 impl Outstanding {
+    /// Makes any number of work requests that there can be negative, and nothing of it zero.
+    const BAD: i32 = i32::MIN;
+
     pub(super) fn new(context: PollContext) -> impl PinInit<Self> {
         pin_init!(Self {
-            count: Atomic::new(0),
-            is_bad: Atomic::new(0),
+            left: Atomic::new(0),
             context,
             over <- Opaque::ffi_init(|over| {
                 // SAFETY: The slot is writable memory for a `struct completion`, which stays where
@@ -161,6 +164,63 @@ impl Outstanding {
                 unsafe { kernel::bindings::init_completion(over) };
             }),
         })
+    }
+
+    /// Returns how many are outstanding; a negative number if something has gone wrong.
+    ///
+    /// What is recorded of the completions that it does not count any more is seen after this.
+    pub(super) fn left(&self) -> i32 {
+        match self.context {
+            // SAFETY: There is no other thread that uses it.
+            PollContext::Direct => unsafe { *self.left.as_ptr() },
+            // Pairs with the release in `subtract()`.
+            PollContext::Workqueue => self.left.load(Acquire),
+        }
+    }
+
+    /// Subtracts from what [`Self::left()`] returns; returns what is left. For completions only,
+    /// which come one after another.
+    fn subtract(&self, context: PollContext, number: i32) -> i32 {
+        let former = match context {
+            PollContext::Direct => {
+                let left = self.left.as_ptr();
+
+                // SAFETY: As in `left()`.
+                unsafe { left.replace((*left).wrapping_sub(number)) }
+            }
+            PollContext::Workqueue => self.left.fetch_sub(number, Release),
+        };
+
+        former.wrapping_sub(number)
+    }
+
+    /// One has completed, which is recorded.
+    fn complete(&self, context: PollContext, completion: &WorkCompletion) {
+        if !completion.is_own || completion.status != Status::SUCCESS {
+            self.spoil();
+        }
+
+        if self.subtract(context, 1) == 0 {
+            self.wake(context);
+        }
+    }
+
+    /// One has failed, or has completed twice: whoever waits is not to wait for the others.
+    #[cold]
+    fn spoil(&self) {
+        if self.left() >= 0 {
+            self.subtract(self.context, Self::BAD);
+        }
+
+        self.wake(self.context);
+    }
+
+    /// Wakes whoever waits, if that is another thread.
+    fn wake(&self, context: PollContext) {
+        if context == PollContext::Workqueue {
+            // SAFETY: The completion was initialised.
+            unsafe { kernel::bindings::complete(self.over.get()) };
+        }
     }
 
     /// Makes ready for the completions of as many work requests as there are entries, which are to
@@ -172,51 +232,54 @@ impl Outstanding {
     pub(super) fn begin(&self, entries: &[Entry]) -> Result {
         let count = i32::try_from(entries.len()).map_err(|_| EINVAL)?;
 
-        if self.count() != 0 {
-            return Err(EBUSY);
-        }
-
+        // The device, and what it causes, come after the call that posts.
         match self.context {
             PollContext::Direct => {
+                // SAFETY: As in `left()`.
+                let left = unsafe { &mut *self.left.as_ptr() };
+
+                if *left & !Self::BAD != 0 {
+                    return Err(EBUSY);
+                }
+
+                *left |= count;
+
                 for entry in entries {
                     // SAFETY: Completions come in this thread, which is here.
                     unsafe { (*entry.completion.get()).times = 0 };
                 }
             }
-            PollContext::Workqueue => {
-                for entry in entries {
-                    // Not more: a device may be about to complete once more what it has completed.
-                    // What was read of it was so before this.
-                    entry.is_recorded.store(0, Release);
-                }
-
-                // What nobody has waited for.
-                // SAFETY: The completion was initialised.
-                while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
-            }
+            PollContext::Workqueue => self.begin_for_another_thread(entries, count)?,
         }
 
-        // The device, and what it causes, come after the call that posts.
-        self.count.store(count, Relaxed);
+        Ok(())
+    }
+
+    #[cold]
+    fn begin_for_another_thread(&self, entries: &[Entry], count: i32) -> Result {
+        if self.count() != 0 {
+            return Err(EBUSY);
+        }
+
+        for entry in entries {
+            // Not more: a device may be about to complete once more what it has completed. What was
+            // read of it was so before this.
+            entry.is_recorded.store(0, Release);
+        }
+
+        // What nobody has waited for.
+        // SAFETY: The completion was initialised.
+        while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
+
+        // Not stored: what completes once more may spoil it at the same time.
+        self.left.fetch_add(count, Relaxed);
 
         Ok(())
     }
 
     /// Returns how many have not completed; if they were not all posted, it stays with those.
     pub(super) fn count(&self) -> i32 {
-        self.count.load(Acquire)
-    }
-
-    /// Tells whether there is nothing to wait for: everything has completed, or something has gone
-    /// wrong.
-    pub(super) fn is_over(&self) -> bool {
-        // Pairs with the release in `Entry::complete()`: what is recorded of the completions is
-        // seen after this.
-        self.count() <= 0 || self.is_bad()
-    }
-
-    pub(super) fn is_bad(&self) -> bool {
-        self.is_bad.load(Acquire) != 0
+        self.left() & !Self::BAD
     }
 
     /// Returns how the work requests of `entries` have completed, which are of those that were posted
@@ -225,11 +288,7 @@ impl Outstanding {
         &self,
         entries: &'a [Entry],
     ) -> impl Iterator<Item = &'a WorkCompletion> {
-        let entries = if self.count() == 0 && !self.is_bad() {
-            entries
-        } else {
-            &[]
-        };
+        let entries = if self.left() == 0 { entries } else { &[] };
 
         entries.iter().map(|entry| {
             // SAFETY: All are recorded, which is seen after the count is, and none is written to before
@@ -245,7 +304,7 @@ impl Outstanding {
         entries: &'a [Entry],
     ) -> impl Iterator<Item = WorkCompletion> + use<'a> {
         let context = self.context;
-        let is_bad = self.is_bad();
+        let is_bad = self.left() < 0;
 
         entries.iter().map(move |entry| {
             if context == PollContext::Workqueue && entry.is_recorded.load(Acquire) == 0 {
@@ -253,7 +312,7 @@ impl Outstanding {
             }
 
             // SAFETY: It is written by this thread; or it has been written, which pairs with the
-            // release in `Entry::complete()`, and is not again before `begin()`, which is of this
+            // release in `Entry::record_for_another_thread()`, and is not again before `begin()`, which is of this
             // thread.
             let mut completion = unsafe { *entry.completion.get() };
 
@@ -275,13 +334,6 @@ impl Outstanding {
                 (kernel::bindings::HZ / 10) as c_ulong,
             )
         };
-    }
-
-    fn wake(&self) {
-        if self.context == PollContext::Workqueue {
-            // SAFETY: The completion was initialised.
-            unsafe { kernel::bindings::complete(self.over.get()) };
-        }
     }
 }
 
@@ -340,35 +392,17 @@ impl Entry {
             return;
         }
 
+        // First, as what is kept over a call has to be put aside.
         let time = now();
-
-        // SAFETY: The endpoint keeps it until its queue pair and its completion queue are gone.
-        let outstanding = unsafe { self.outstanding.as_ref() };
-        let is_recorded = match outstanding.context {
-            // SAFETY: Only this thread reads and writes it.
-            PollContext::Direct => unsafe { (*self.completion.get()).times != 0 },
-            // Pairs with the release in `begin()`.
-            PollContext::Workqueue => self.is_recorded.load(Acquire) != 0,
-        };
-
-        if is_recorded {
-            // It stands for none of the others.
-            self.is_repeated.store(1, Relaxed);
-            outstanding.is_bad.store(1, Release);
-            outstanding.wake();
-            return;
-        }
-
-        let is_own = wc.qp == self.qp
-            && !(cfg!(krdma_smoke_bug = "wrong-qp")
-                && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP);
         let has_immediate = wc.wc_flags & bindings::ib_wc_flags_IB_WC_WITH_IMM as c_int != 0;
         // SAFETY: Any bytes are an integer.
         let immediate = unsafe { wc.ex.imm_data };
 
         let completion = WorkCompletion {
             times: 1,
-            is_own,
+            is_own: wc.qp == self.qp
+                && !(cfg!(krdma_smoke_bug = "wrong-qp")
+                    && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP),
             status: Status(wc.status),
             opcode: Opcode(wc.opcode),
             vendor_err: wc.vendor_err,
@@ -377,24 +411,44 @@ impl Entry {
             time,
         };
 
-        let is_good = is_own && completion.status == Status::SUCCESS;
+        // SAFETY: The endpoint keeps it until its queue pair and its completion queue are gone.
+        let outstanding = unsafe { self.outstanding.as_ref() };
 
-        // SAFETY: Nobody else uses it before it is said to be recorded: completions of one queue come
-        // one after another.
-        unsafe { *self.completion.get() = completion };
+        match outstanding.context {
+            PollContext::Direct => {
+                // SAFETY: Only this thread uses it.
+                let recorded = unsafe { &mut *self.completion.get() };
 
-        if outstanding.context == PollContext::Workqueue {
+                if recorded.times == 0 {
+                    *recorded = completion;
+                    outstanding.complete(PollContext::Direct, &completion);
+                } else {
+                    self.repeat(outstanding);
+                }
+            }
+            PollContext::Workqueue => self.record_for_another_thread(outstanding, completion),
+        }
+    }
+
+    #[cold]
+    fn record_for_another_thread(&self, outstanding: &Outstanding, completion: WorkCompletion) {
+        // Pairs with the release in `begin_for_another_thread()`.
+        if self.is_recorded.load(Acquire) == 0 {
+            // SAFETY: Nobody else uses it before it is said to be recorded: completions of one queue
+            // come one after another.
+            unsafe { *self.completion.get() = completion };
             self.is_recorded.store(1, Release);
+            outstanding.complete(PollContext::Workqueue, &completion);
+        } else {
+            self.repeat(outstanding);
         }
+    }
 
-        if !is_good {
-            outstanding.is_bad.store(1, Release);
-            outstanding.wake();
-        }
-
-        if outstanding.count.fetch_sub(1, Release) == 1 {
-            outstanding.wake();
-        }
+    /// It has completed once more, which stands for none of the others.
+    #[cold]
+    fn repeat(&self, outstanding: &Outstanding) {
+        self.is_repeated.store(1, Relaxed);
+        outstanding.spoil();
     }
 
     /// Returns what a work request points to that is to complete here.

@@ -24,7 +24,7 @@ pub(crate) enum Request {
 
 impl Request {
     /// Returns what the completion says that it was.
-    pub(crate) fn opcode(self) -> Opcode {
+    pub(crate) const fn opcode(self) -> Opcode {
         match self {
             Self::Send | Self::SendWithImmediate => Opcode::SEND,
             Self::Write | Self::WriteWithImmediate => Opcode::RDMA_WRITE,
@@ -35,12 +35,12 @@ impl Request {
     }
 
     /// It takes immediate data along.
-    pub(crate) fn has_immediate(self) -> bool {
+    pub(crate) const fn has_immediate(self) -> bool {
         matches!(self, Self::SendWithImmediate | Self::WriteWithImmediate)
     }
 
     /// It is executed by the target's device, on one word.
-    pub(crate) fn is_atomic(self) -> bool {
+    pub(crate) const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
     }
 
