@@ -271,7 +271,7 @@ impl Watcher {
     }
 
     /// Makes the resources on the device if it bears the wanted name.
-    fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Taken<'d>> {
+    fn consider<'d>(&self, device: Device<'d>, name: &BStr) -> Option<Resources<'d>> {
         let matched = is_wanted(name);
 
         let _locked = cfg!(krdma_smoke_bug = "lock-twice").then(|| self.roll_call.lock());
@@ -290,30 +290,8 @@ impl Watcher {
 
         say("matched", name);
 
-        let resources = Resources::create(device, self.queue_pair_count)
+        Resources::create(device, self.queue_pair_count)
             .inspect_err(|e| failed("resource", name, *e))
-            .ok()?;
-
-        let running = self.plan.as_ref().and_then(|plan| {
-            plan.start(device, name)
-                .inspect_err(|e| failed("traffic", name, *e))
-                .ok()
-        });
-
-        Some(Taken {
-            running,
-            _resources: resources,
-        })
-    }
-
-    /// Has the device be the peer of others whenever it bears that name.
-    fn offer(&self, device: Device<'_>, name: &BStr) -> Option<Offer> {
-        let Plan { peer: Some(it), .. } = self.plan.as_ref()? else {
-            return None;
-        };
-
-        Offer::new(it.clone(), device, name)
-            .inspect_err(|_| pr_err!("no memory for peer {}, it is ignored\n", Printable(name)))
             .ok()
     }
 }
@@ -356,16 +334,30 @@ impl Plan {
         }))
     }
 
+    /// Has the device be the peer of others whenever it bears that name, if there is to be one.
+    fn offer(&self, device: Device<'_>, name: &BStr) -> Option<Offer> {
+        Offer::new(self.peer.clone()?, device, name)
+            .inspect_err(|_| pr_err!("no memory for peer {}, it is ignored\n", Printable(name)))
+            .ok()
+    }
+
+    /// Runs traffic on a device that was taken.
+    fn run(&self, device: Device<'_>, name: &BStr) -> Option<KBox<Running>> {
+        self.start(device, name)
+            .inspect_err(|e| failed("traffic", name, *e))
+            .ok()
+    }
+
     /// Starts the traffic of a device.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
-    fn start(&self, device: Device<'_>, name: &BStr) -> Result<Running> {
+    fn start(&self, device: Device<'_>, name: &BStr) -> Result<KBox<Running>> {
         let directory = directory_name(name)?;
         let contents = traffic::File::new(&self.settings)?;
 
-        Ok(Running {
+        let running = Running {
             file: Some(self.show(&directory, &contents)?),
             _task: Task::start(Traffic::new(
                 self.settings.clone(),
@@ -378,7 +370,9 @@ impl Plan {
                 contents.clone(),
             ))?,
             contents,
-        })
+        };
+
+        Ok(KBox::new(running, GFP_KERNEL)?)
     }
 
     /// Shows results in debugfs, until what is returned is dropped; says where, if that is not in
@@ -457,19 +451,15 @@ fn directory_name(name: &BStr) -> Result<CString> {
     CString::try_from_fmt(fmt!("{}", Parts(name)))
 }
 
-/// What was made on a device that was taken. The traffic goes first.
-struct Taken<'d> {
-    running: Option<Running>,
-    _resources: Resources<'d>,
-}
-
 /// What is kept for a device.
 struct Kept<'d> {
     /// There is a peer, which it may be.
     offer: Option<Offer>,
+    /// Its traffic, which goes before what it runs beside.
+    running: Option<KBox<Running>>,
     /// What was made on it, which stays until the device goes, whatever its name is by then. `None`
     /// for a device that was not wanted so far, or on which the smoke test failed.
-    taken: Option<Taken<'d>>,
+    resources: Option<Resources<'d>>,
 }
 
 impl Client for Watcher {
@@ -483,8 +473,12 @@ impl Client for Watcher {
             _: {
                 say("found", name);
             },
-            offer: self.offer(device, name),
-            taken: self.consider(device, name),
+            offer: self.plan.as_ref().and_then(|plan| plan.offer(device, name)),
+            resources: self.consider(device, name),
+            running: match (&*resources, &self.plan) {
+                (Some(_), Some(plan)) => plan.run(device, name),
+                _ => None,
+            },
         })
     }
 
@@ -516,17 +510,14 @@ impl Client for Watcher {
             offer.rename(device, name);
         }
 
-        match &mut context.taken {
-            None => context.taken = self.consider(device, name),
-            Some(Taken {
-                running: Some(running),
-                ..
-            }) => {
-                if let Some(plan) = &self.plan {
-                    running.rename(plan, name);
-                }
+        if context.resources.is_none() {
+            context.resources = self.consider(device, name);
+
+            if let (Some(_), Some(plan)) = (&context.resources, &self.plan) {
+                context.running = plan.run(device, name);
             }
-            Some(_) => {}
+        } else if let (Some(running), Some(plan)) = (&mut context.running, &self.plan) {
+            running.rename(plan, name);
         }
     }
 
