@@ -31,10 +31,7 @@ mod wc;
 mod wr;
 
 pub(crate) use self::{
-    buffer::{
-        Buffer,
-        Length, //
-    },
+    buffer::Buffer,
     cq::{
         CompletionQueue,
         CompletionQueueAttributes,

@@ -43,7 +43,6 @@ use crate::{
         Endpoint,
         EndpointAttributes,
         Event,
-        Length,
         Opcode,
         PollContext,
         Port,
@@ -541,9 +540,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         self.histograms.deliveries.clear();
         self.open(pair)?;
 
-        while first < messages.into() {
-            let rest = u64::from(messages).saturating_sub(first);
-            let count = rest.min(self.depth().into());
+        let messages = u64::from(messages);
+        let depth = u64::from(self.depth());
+
+        while first < messages {
+            let count = messages.wrapping_sub(first).min(depth);
 
             if count != prepared {
                 prepare(pair, test, count as usize, size as usize);
@@ -552,8 +553,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
             self.stops.check()?;
             elapsed =
-                elapsed.saturating_add(self.batch(pair, test, pattern, first, size as usize)?);
-            first = first.saturating_add(count);
+                elapsed.wrapping_add(self.batch(pair, test, pattern, first, size as usize)?);
+            first = first.wrapping_add(count);
         }
 
         let deliveries = &self.histograms.deliveries;
@@ -586,32 +587,110 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         self.settle(pair, test.name, first)?;
 
         #[cfg(krdma_smoke_bug = "corrupt-byte")]
-        for buffer in pair.target.buffers(usize::from(!test.is_atomic)) {
-            buffer.fill(Length::of(size), |index| {
-                pattern.word(first, index) ^ u64::from(index == 2)
-            });
+        for contents in pair.target.contents(usize::from(!test.is_atomic), size) {
+            contents.fill(|index| pattern.word(first, index) ^ u64::from(index == 2));
         }
 
-        let mut end = start;
-
-        for completion in pair.requester.good_completions() {
-            let latencies = &mut self.histograms.latencies;
-
-            latencies.record(completion.time.wrapping_sub(start));
-            end = end.max(completion.time);
-        }
+        let end = self.take_completions(pair, test, first, start)?;
 
         if test.is_received {
-            for completion in pair.target.good_receives() {
-                let deliveries = &mut self.histograms.deliveries;
-
-                deliveries.record(completion.time.wrapping_sub(start));
-            }
+            self.take_receives(pair, test, pattern, first, size, start)?;
         }
 
         check(pair, test, pattern, first, size, self.stops)?;
 
         Ok(end.saturating_sub(start))
+    }
+
+    /// Checks and counts the completions of a batch that was posted at `start`; returns when the last
+    /// was taken.
+    fn take_completions(
+        &mut self,
+        pair: &Pair<'d, 'p>,
+        test: &Test,
+        first: u64,
+        start: u64,
+    ) -> Result<u64, Failure> {
+        let mut message = first;
+        let mut end = start;
+
+        for completion in pair.requester.good_completions() {
+            if completion.opcode != test.opcode {
+                return Err(Failure::Opcode {
+                    message,
+                    opcode: completion.opcode,
+                });
+            }
+
+            let latencies = &mut self.histograms.latencies;
+
+            latencies.record(completion.time.wrapping_sub(start));
+            end = end.max(completion.time);
+            message = message.wrapping_add(1);
+        }
+
+        // One has completed once more in the meantime.
+        if message != first.wrapping_add(pair.requester.messages() as u64) {
+            return Err(diagnose(pair, test.name, first));
+        }
+
+        Ok(end)
+    }
+
+    /// As [`Self::take_completions()`], of the receives.
+    fn take_receives(
+        &mut self,
+        pair: &Pair<'d, 'p>,
+        test: &Test,
+        pattern: Pattern,
+        first: u64,
+        size: usize,
+        start: u64,
+    ) -> Result<(), Failure> {
+        let mut message = first;
+        let opcode = if test.is_sent {
+            Opcode::RECV
+        } else {
+            Opcode::RECV_RDMA_WITH_IMM
+        };
+
+        for completion in pair.target.good_receives() {
+            if completion.opcode != opcode {
+                return Err(Failure::Opcode {
+                    message,
+                    opcode: completion.opcode,
+                });
+            }
+
+            if completion.byte_len as usize != size {
+                return Err(Failure::Length {
+                    message,
+                    received: completion.byte_len,
+                });
+            }
+
+            let sent = test.has_immediate.then(|| pattern.immediate(message));
+
+            if completion.immediate != sent {
+                return Err(Failure::Immediate {
+                    message,
+                    sent,
+                    received: completion.immediate,
+                });
+            }
+
+            let deliveries = &mut self.histograms.deliveries;
+
+            deliveries.record(completion.time.wrapping_sub(start));
+            message = message.wrapping_add(1);
+        }
+
+        // One has completed once more in the meantime.
+        if message != first.wrapping_add(pair.requester.messages() as u64) {
+            return Err(diagnose(pair, "receive", first));
+        }
+
+        Ok(())
     }
 
     /// Waits until everything that was posted has completed.
@@ -859,7 +938,7 @@ fn fill(
     Ok(())
 }
 
-/// Checks the completions and the data of a batch that has completed.
+/// Checks the data of a batch that has completed.
 fn check(
     pair: &Pair<'_, '_>,
     test: &Test,
@@ -869,28 +948,6 @@ fn check(
     stops: Stops<'_>,
 ) -> Result<(), Failure> {
     let count = pair.requester.messages();
-    let opcode = test.opcode;
-    let mut message = first;
-
-    for completion in pair.requester.good_completions() {
-        if completion.opcode != opcode {
-            return Err(Failure::Opcode {
-                message,
-                opcode: completion.opcode,
-            });
-        }
-
-        message = message.wrapping_add(1);
-    }
-
-    // One has completed once more in the meantime.
-    if message != first.wrapping_add(count as u64) {
-        return Err(diagnose(pair, test.name, first));
-    }
-
-    if test.is_received {
-        check_receives(pair, test, pattern, first, size)?;
-    }
 
     if test.is_atomic {
         check_messages(&pair.target, count, first, size, stops, |message, _| {
@@ -905,57 +962,6 @@ fn check(
     } else {
         check_messages(&pair.target, count, first, size, stops, word)
     }
-}
-
-/// Checks the completions of the receives of a batch.
-fn check_receives(
-    pair: &Pair<'_, '_>,
-    test: &Test,
-    pattern: Pattern,
-    first: u64,
-    size: usize,
-) -> Result<(), Failure> {
-    let mut message = first;
-    let opcode = if test.is_sent {
-        Opcode::RECV
-    } else {
-        Opcode::RECV_RDMA_WITH_IMM
-    };
-
-    for completion in pair.target.good_receives() {
-        if completion.opcode != opcode {
-            return Err(Failure::Opcode {
-                message,
-                opcode: completion.opcode,
-            });
-        }
-
-        if completion.byte_len as usize != size {
-            return Err(Failure::Length {
-                message,
-                received: completion.byte_len,
-            });
-        }
-
-        let sent = test.has_immediate.then(|| pattern.immediate(message));
-
-        if completion.immediate != sent {
-            return Err(Failure::Immediate {
-                message,
-                sent,
-                received: completion.immediate,
-            });
-        }
-
-        message = message.wrapping_add(1);
-    }
-
-    // One has completed once more in the meantime.
-    if message != first.wrapping_add(pair.requester.messages() as u64) {
-        return Err(diagnose(pair, "receive", first));
-    }
-
-    Ok(())
 }
 
 /// Looks whether to stop, once in [`BYTES`]; `bytes` is how many there were since the last look.
@@ -982,13 +988,12 @@ fn fill_messages(
     size: usize,
     stops: Stops<'_>,
 ) -> Result<(), Failure> {
-    let length = Length::of(size);
     let mut message = first;
     let mut bytes = 0usize;
 
-    for buffer in end.buffers(count) {
+    for contents in end.contents(count, size) {
         check_after(stops, &mut bytes, size)?;
-        buffer.fill(length, |index| pattern.word(message, index));
+        contents.fill(|index| pattern.word(message, index));
         message = message.wrapping_add(1);
     }
 
@@ -1007,14 +1012,13 @@ fn check_messages(
     stops: Stops<'_>,
     word: impl Fn(u64, u64) -> u64,
 ) -> Result<(), Failure> {
-    let length = Length::of(size);
     let mut message = first;
     let mut bytes = 0usize;
 
-    for buffer in end.buffers(count) {
+    for contents in end.contents(count, size) {
         check_after(stops, &mut bytes, size)?;
-        buffer
-            .check(length, |index| word(message, index))
+        contents
+            .check(|index| word(message, index))
             .map_err(|offset| Failure::Data { message, offset })?;
         message = message.wrapping_add(1);
     }

@@ -109,14 +109,59 @@ impl<'d> Buffer<'d> {
         self.size
     }
 
-    /// Writes `word(0)`, `word(1)`, ... to the first bytes, rounded up to whole words.
-    pub(crate) fn fill(&self, length: Length, mut word: impl FnMut(u64) -> u64) {
-        let words = self.words(length);
+    /// Returns the first bytes.
+    ///
+    /// # Safety
+    ///
+    /// The buffer must have as many.
+    pub(super) unsafe fn contents(&self, length: Length) -> Contents<'_> {
+        // INVARIANT: By the safety requirement, and the type invariant.
+        Contents {
+            memory: self.memory,
+            length,
+            _buffer: PhantomData,
+        }
+    }
+}
+
+/// A number of bytes, and in how many words they are.
+#[derive(Clone, Copy)]
+pub(super) struct Length {
+    bytes: usize,
+    words: usize,
+}
+
+impl Length {
+    /// Makes it of a number of bytes, or of `max` if it is more: a multiple of that of a word.
+    pub(super) fn new(bytes: usize, max: usize) -> Self {
+        let bytes = bytes.min(max);
+
+        Self {
+            bytes,
+            words: bytes.div_ceil(size_of::<u64>()),
+        }
+    }
+}
+
+/// The first bytes of a [`Buffer`].
+///
+/// # Invariants
+///
+/// `memory` is valid for as many words as there are in `length`, for `'b`.
+pub(crate) struct Contents<'b> {
+    memory: NonNull<u64>,
+    length: Length,
+    _buffer: PhantomData<&'b ()>,
+}
+
+impl Contents<'_> {
+    /// Writes `word(0)`, `word(1)`, ..., rounded up to whole words.
+    pub(crate) fn fill(self, mut word: impl FnMut(u64) -> u64) {
         let mut index = 0;
 
-        while index < words {
-            // SAFETY: By the type invariant, as `index` is less than `words()`. The device may access
-            // it at the same time, hence volatile.
+        while index < self.length.words {
+            // SAFETY: By the type invariant. The device may access it at the same time, hence
+            // volatile.
             unsafe {
                 self.memory
                     .as_ptr()
@@ -127,17 +172,11 @@ impl<'d> Buffer<'d> {
         }
     }
 
-    /// Compares the first bytes with `word(0)`, `word(1)`, ...; returns the offset of the first byte
-    /// that differs.
-    pub(crate) fn check(
-        &self,
-        length: Length,
-        mut word: impl FnMut(u64) -> u64,
-    ) -> Result<(), usize> {
-        let words = self.words(length);
+    /// Compares it with `word(0)`, `word(1)`, ...; returns the offset of the first byte that differs.
+    pub(crate) fn check(self, mut word: impl FnMut(u64) -> u64) -> Result<(), usize> {
         let mut index = 0;
 
-        while index < words {
+        while index < self.length.words {
             // SAFETY: As in `fill()`.
             let found = unsafe { self.memory.as_ptr().add(index).read_volatile() };
             let difference = found ^ word(index as u64);
@@ -148,7 +187,7 @@ impl<'d> Buffer<'d> {
                 let offset = index.wrapping_mul(size_of::<u64>()).wrapping_add(byte);
 
                 // Behind the end is what was there before.
-                if offset < length.bytes {
+                if offset < self.length.bytes {
                     return Err(offset);
                 }
             }
@@ -157,28 +196,6 @@ impl<'d> Buffer<'d> {
         }
 
         Ok(())
-    }
-
-    /// Returns in how many words there are so many bytes, or all.
-    fn words(&self, length: Length) -> usize {
-        length.words.min(self.size / size_of::<u64>())
-    }
-}
-
-/// How many bytes of a [`Buffer`] it is about.
-#[derive(Clone, Copy)]
-pub(crate) struct Length {
-    bytes: usize,
-    /// In which they are.
-    words: usize,
-}
-
-impl Length {
-    pub(crate) fn of(bytes: usize) -> Self {
-        Self {
-            bytes,
-            words: bytes.div_ceil(size_of::<u64>()),
-        }
     }
 }
 

@@ -3,6 +3,10 @@
 //! The ends of a connection, which post work requests and take their completions.
 
 use super::{
+    buffer::{
+        Contents,
+        Length, //
+    },
     cq::{
         CompletionQueueAttributes,
         PollContext,
@@ -624,9 +628,25 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             .completions(entries.unwrap_or_default())
     }
 
-    /// Returns the memory of the first messages of a batch.
-    pub(crate) fn buffers(&self, count: usize) -> impl Iterator<Item = &Buffer<'d>> {
-        self.used.buffers.get(..count).unwrap_or_default().iter()
+    /// Returns the first `bytes` of the memory of each of the first `count` messages of a batch, or
+    /// as much as there is.
+    pub(crate) fn contents(
+        &self,
+        count: usize,
+        bytes: usize,
+    ) -> impl Iterator<Item = Contents<'_>> + use<'_, 'd, C> {
+        let batch = self.receives.len();
+        let buffers = self
+            .used
+            .buffers
+            .get(..count.min(batch))
+            .unwrap_or_default();
+        let length = Length::new(bytes, buffers.first().map_or(0, Buffer::size));
+
+        buffers.iter().map(move |buffer| {
+            // SAFETY: `create()` made those of messages all of the same size.
+            unsafe { buffer.contents(length) }
+        })
     }
 
     /// Returns the state of the queue pair. May sleep.

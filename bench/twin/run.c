@@ -646,32 +646,55 @@ static int check_receive(const struct run *run, const struct request *request,
 	return 0;
 }
 
-/* Checks the completions and the data of a batch that has completed. */
+/* Checks and counts the completions of a batch that was posted at @start. */
+static int take_completions(struct run *run, const struct request *request,
+			    u64 number, u64 first, u32 size, u64 start,
+			    u64 *elapsed, struct failure *failure)
+{
+	const struct endpoint *here = &run->requester;
+	const struct endpoint *there = &run->target;
+	u64 end = start;
+	u32 i;
+	int ret;
+
+	for (i = 0; i < here->messages; i++) {
+		const struct entry *entry = &here->send_entries[i];
+
+		if (entry->completions != 1)
+			return bad_completion(here, entry, request->name,
+					      first + i, failure);
+		if (entry->opcode != request->wc_opcode)
+			return wrong_opcode(first + i, entry, failure);
+
+		histogram_record(run->latencies, entry->time - start);
+		end = max(end, entry->time);
+	}
+
+	*elapsed += end - start;
+	if (!request->is_received)
+		return 0;
+
+	for (i = 0; i < there->prepared_receives; i++) {
+		const struct entry *entry = &there->receive_entries[i];
+
+		ret = check_receive(run, request, entry, number, first + i,
+				    size, failure);
+		if (ret)
+			return ret;
+
+		histogram_record(run->deliveries, entry->time - start);
+	}
+
+	return 0;
+}
+
+/* Checks the data of a batch that has completed. */
 static int check(const struct run *run, const struct request *request,
 		 u64 number, u64 first, u32 size, struct failure *failure)
 {
 	const struct endpoint *here = &run->requester;
 	const struct endpoint *there = &run->target;
-	u32 count = here->messages;
-	u32 i;
 	int ret;
-
-	for (i = 0; i < count; i++) {
-		const struct entry *entry = &here->send_entries[i];
-
-		if (entry->completions != 1)
-			return bad_completion(&run->requester, entry, request->name,
-					      first + i, failure);
-		if (entry->opcode != request->wc_opcode)
-			return wrong_opcode(first + i, entry, failure);
-	}
-
-	for (i = 0; i < there->prepared_receives; i++) {
-		ret = check_receive(run, request, &there->receive_entries[i],
-				    number, first + i, size, failure);
-		if (ret)
-			return ret;
-	}
 
 	if (request->is_atomic) {
 		ret = check_operations(run, request, number, first, size,
@@ -680,8 +703,8 @@ static int check(const struct run *run, const struct request *request,
 			return ret;
 	}
 
-	return check_messages(run, request->is_returned ? here : there, count,
-			      number, first, size, failure);
+	return check_messages(run, request->is_returned ? here : there,
+			      here->messages, number, first, size, failure);
 }
 
 /* Sends a batch that has been prepared, and checks what comes of it. */
@@ -689,8 +712,7 @@ static int run_batch(struct run *run, const struct request *request,
 		     u64 number, u64 first, u32 size, u64 *elapsed,
 		     struct failure *failure)
 {
-	u64 start, end;
-	u32 i;
+	u64 start;
 	int ret;
 
 	ret = fill(run, request, number, first, size, failure);
@@ -707,25 +729,12 @@ static int run_batch(struct run *run, const struct request *request,
 	ret = endpoint_post(&run->requester, failure);
 	if (!ret)
 		ret = settle(run, request->name, first, failure);
+	if (!ret)
+		ret = take_completions(run, request, number, first, size, start,
+				       elapsed, failure);
 	if (ret)
 		return ret;
 
-	end = start;
-	for (i = 0; i < run->requester.messages; i++) {
-		u64 time = run->requester.send_entries[i].time;
-
-		histogram_record(run->latencies, time - start);
-		end = max(end, time);
-	}
-
-	if (request->is_received) {
-		for (i = 0; i < run->target.prepared_receives; i++)
-			histogram_record(run->deliveries,
-					 run->target.receive_entries[i].time -
-					 start);
-	}
-
-	*elapsed += end - start;
 	return check(run, request, number, first, size, failure);
 }
 
