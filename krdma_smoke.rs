@@ -356,6 +356,8 @@ impl Plan {
     fn start(&self, device: Device<'_>, name: &BStr) -> Result<KBox<Running>> {
         let directory = directory_name(name)?;
         let contents = traffic::File::new(&self.settings)?;
+        // Before it has begun: it is not to be ended for want of this.
+        let place = KBox::new_uninit(GFP_KERNEL)?;
 
         let running = Running {
             file: Some(self.show(&directory, &contents)?),
@@ -372,7 +374,7 @@ impl Plan {
             contents,
         };
 
-        Ok(KBox::new(running, GFP_KERNEL)?)
+        Ok(place.write(running))
     }
 
     /// Shows results in debugfs, until what is returned is dropped; says where, if that is not in

@@ -31,6 +31,7 @@ use self::{
 };
 use crate::verbs::{
     self,
+    Address,
     CallError,
     Device,
     DeviceReference,
@@ -251,6 +252,8 @@ enum Failure {
     Port(Side, PortError),
     /// The port has no GID with the index that it is to have.
     Gid(Side, u32),
+    /// The port does not have the address any more that it had.
+    GidGone(Side, Address),
     /// There is no way from one port to the other.
     NoPath,
     /// Something about the settings does not suit the device.
@@ -382,6 +385,9 @@ impl fmt::Display for Failure {
                 "the port{} has no GID with the index {index}; see {side}gid_index=",
                 side.of()
             )),
+            Self::GidGone(side, address) => {
+                f.write_fmt(fmt!("the port{} has no GID {address} any more", side.of()))
+            }
             Self::NoPath => f.write_str(
                 "the ports have no addresses of the same kind (such as a RoCE v2 GID with an IPv4 \
                  address each); see gid_index= and peer_gid_index=",

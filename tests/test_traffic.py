@@ -260,6 +260,11 @@ TOO_MUCH: tuple[tuple[dict[str, int], str], ...] = (
         {"sizes": 2 << 20, "depth": 33, "traffic": 33},
         "depth= messages of sizes= are more than 64 MiB",
     ),
+    # Each takes 16 KiB.
+    (
+        {"sizes": 8193, "depth": 8191, "traffic": 8191},
+        "depth= messages of sizes= are more than 64 MiB",
+    ),
     ({"depth": 1_000_000}, r"depth= is more than the \d+ that the device can have"),
     ({"port": 2}, "no such port, the device has 1; see port="),
     ({"peer_port": 2}, "no such port, the peer has 1; see peer_port="),
@@ -594,6 +599,30 @@ def test_cut(guest: Guest, way: str) -> None:
     assert errors == [what[2] for what in whats if what]
 
 
+def test_address_goes(guest: Guest) -> None:
+    """Traffic waits for the address that it has begun with, and does not take another one."""
+    veth(guest)
+    guest.do("until ip addr show dev v0 | grep -q 'fe80.*link'; do usleep 20000; done")
+    gid_index(guest, "rxe0", "0a01:0001")
+    begin = start(guest, peer="rxe1", traffic=500, sizes="8,4096")
+    guest.do(
+        "until dmesg | grep -q 'traffic from rxe0'; do usleep 1000; done\n"
+        "ip addr del 10.1.0.1/24 dev v0"
+    )
+    guest.wait_for("failed, ")
+    # There are others, by which it could go on.
+    guest.do("sleep 3")
+    lines = lines_since(guest, begin)
+    assert ": failed, " in lines[-1], lines
+    guest.do("ip addr add 10.1.0.1/24 dev v0")
+    guest.wait_for("traffic smoke ")
+    lines = lines_since(guest, begin)
+    assert good(lines, messages=500)[-1] == ("fetch_add", 8)
+    assert [gid for *_, gid in ends(guest)] == ["0a01:0001", "0a01:0002"]
+    guest.unload()
+    nothing_left(guest)
+
+
 @pytest.mark.parametrize("poll", POLLS)
 @pytest.mark.parametrize("end", ["device", "module"])
 def test_stopped(guest: Guest, end: str, poll: str) -> None:
@@ -717,6 +746,20 @@ def test_bug_is_found(root: BuildRoot, chosen: Kernel, tmp_path: Path, bug: str)
             assert len(good(lines, 3, 3)) == len(all_tests((4096, 24, 24))) - len(failed)
             assert lines[-1].startswith(f"traffic smoke failed: {len(failed)} of ")
             guest.unload()
+        assert not guest.splats()
+
+
+@pytest.mark.parametrize("poll", POLLS)
+def test_lost_flush_is_found(root: BuildRoot, chosen: Kernel, tmp_path: Path, poll: str) -> None:
+    """After an error on purpose, it is what is not flushed that is wrong, not the error."""
+    built = module.build(root, chosen, "KRDMA_SMOKE_BUG=lost-flush", variant="bug-lost-flush")
+    files = {"krdma_smoke.ko": built.ko}
+    with Guest(root, chosen, files, log=tmp_path / "kernel.log") as guest:
+        guest.add("rxe0")
+        lines = run(guest, sizes=8, depth=3, traffic=3, poll=poll, errors=1)
+        what = "READ with a wrong key: failed, message 1: rdma_read has not completed for 30 s"
+        assert what in lines, lines
+        guest.unload()
         assert not guest.splats()
 
 

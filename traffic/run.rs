@@ -62,11 +62,21 @@ use kernel::{
     prelude::*,
     str::CString,
     sync::Mutex,
-    time::delay::fsleep, //
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
 };
 
 /// How long to wait for a port that has gone down to come up again, in nanoseconds.
 const PATIENCE_FOR_PORT: u64 = 60_000_000_000;
+
+/// How long to wait for what has made others fail, in nanoseconds, if nothing else completes: it may
+/// never come.
+const PATIENCE_FOR_CAUSE: u64 = 1_000_000_000;
+
+/// Between looks at what comes after a failure.
+const PAUSE_AFTER_FAILURE: Delta = Delta::from_millis(1);
 
 /// How many times to poll between looks at the clock.
 const POLLS: u32 = 8;
@@ -103,6 +113,27 @@ impl Consumer for Wire {
         if result.is_err() {
             Smoke::destroyed(function, result);
         }
+    }
+}
+
+/// Between which ports there is traffic, and by which addresses.
+struct Route<'d, 'p> {
+    here: (Port<'d>, Address),
+    there: (Port<'p>, Address),
+}
+
+/// Finds the port and the address of an end again.
+fn end_again<'e>(
+    side: Side,
+    device: Device<'e>,
+    (port, address): &(Port<'e>, Address),
+) -> Result<(Port<'e>, Address), Failure> {
+    let port =
+        Port::find(device, Some(port.number())).map_err(|error| Failure::Port(side, error))?;
+
+    match port.again(address) {
+        Some(address) => Ok((port, address)),
+        None => Err(Failure::GidGone(side, *address)),
     }
 }
 
@@ -190,21 +221,21 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     /// What it could not go on after. A test that fails is counted, and it goes on with a new
     /// connection.
     pub(super) fn all(&mut self) -> Result<(), Failure> {
-        let ports = self.ports()?;
-        let limit = self.limit(&ports)?;
+        let route = self.route()?;
+        let limit = self.limit(&route)?;
         let settings = self.settings;
-        let mut pair = self.connect(&ports, limit)?;
+        let mut pair = self.connect(&route, limit)?;
 
-        self.announce(&ports)?;
+        self.announce(&route)?;
 
         if settings.connections > 0 {
-            self.try_connections(&ports, settings.connections)?;
+            self.try_connections(&route, settings.connections)?;
         }
 
         for test in &Test::ALL {
             if test.is_atomic {
                 if self.here.capabilities().atomics && self.there.capabilities().atomics {
-                    pair = self.try_test(pair, test, Self::WORD, limit)?;
+                    pair = self.try_test(pair, test, Self::WORD, &route, limit)?;
                 }
 
                 continue;
@@ -221,12 +252,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 }
 
                 former = Some(size);
-                pair = self.try_test(pair, test, size, limit)?;
+                pair = self.try_test(pair, test, size, &route, limit)?;
             }
         }
 
         if settings.errors {
-            pair = self.cause_error(pair, limit)?;
+            pair = self.cause_error(pair, &route, limit)?;
         }
 
         self.close(&mut pair)
@@ -235,8 +266,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     /// What an atomic operation is about, in bytes.
     const WORD: u32 = size_of::<u64>() as u32;
 
-    /// Finds the ports.
-    fn ports(&self) -> Result<(Port<'d>, Port<'p>), Failure> {
+    /// Finds a route that goes with the settings.
+    fn route(&self) -> Result<Route<'d, 'p>, Failure> {
         let [here, there] = &self.settings.ends;
         let first =
             Port::find(self.here, here.port).map_err(|error| Failure::Port(Side::Here, error))?;
@@ -244,31 +275,47 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let same = self.here.is(self.there).then_some(first.number());
         let second = Port::find(self.there, there.port.or(same))
             .map_err(|error| Failure::Port(Side::There, error))?;
+        // As with the port.
+        let same = if first.is(&second) {
+            here.gid_index
+        } else {
+            None
+        };
+        let addresses = first.addresses(&second, here.gid_index, there.gid_index.or(same))?;
 
-        Ok((first, second))
+        Ok(Route {
+            here: (first, addresses.0),
+            there: (second, addresses.1),
+        })
     }
 
-    /// Finds the ports again after a failure, perhaps of the link: a port that is down has some time
-    /// to come up.
-    fn ports_again(&self) -> Result<(Port<'d>, Port<'p>), Failure> {
+    /// Finds a route again after a failure, perhaps of the link: what is down, or has lost its
+    /// addresses, has some time to come up.
+    fn route_again(&self, route: &Route<'d, 'p>) -> Result<Route<'d, 'p>, Failure> {
         let start = now();
 
         loop {
             self.stops.check()?;
 
-            match self.ports() {
-                Err(Failure::Port(_, PortError::Down(_)))
+            let found = end_again(Side::Here, self.here, &route.here).and_then(|here| {
+                let there = end_again(Side::There, self.there, &route.there)?;
+
+                Ok(Route { here, there })
+            });
+
+            match found {
+                Err(Failure::Port(_, PortError::Down(_)) | Failure::GidGone(..))
                     if now().saturating_sub(start) < PATIENCE_FOR_PORT =>
                 {
                     fsleep(PAUSE);
                 }
-                ports => return ports,
+                found => return found,
             }
         }
     }
 
     /// Returns the size of the largest message, if the settings go with the devices.
-    fn limit(&self, ports: &(Port<'d>, Port<'p>)) -> Result<u32, Failure> {
+    fn limit(&self, route: &Route<'d, 'p>) -> Result<u32, Failure> {
         let settings = self.settings;
         let here = self.here.capabilities();
         let there = self.there.capabilities();
@@ -280,11 +327,19 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         let max = u64::from(there.registered_pages)
             .saturating_mul(PAGE_SIZE as u64)
-            .min(ports.0.max_message_size().into())
-            .min(ports.1.max_message_size().into())
+            .min(route.here.0.max_message_size().into())
+            .min(route.there.0.max_message_size().into())
             .min(SIZE_MAX) as u32;
-        let memory = MEMORY_MAX.checked_div(self.depth().into()).unwrap_or(0) as u32;
+        // A buffer is of whole pages, and `kmalloc()` takes the next power of two.
+        let memory = MEMORY_MAX
+            .checked_div(self.depth().into())
+            .and_then(u64::checked_ilog2)
+            .map_or(0, |shift| 1u64.wrapping_shl(shift)) as u32;
         let largest = settings.sizes().max().unwrap_or(0);
+
+        if (memory as usize) < PAGE_SIZE {
+            return Err(Failure::Memory);
+        }
 
         if !settings.is_bounded {
             if largest > max {
@@ -304,26 +359,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         self.settings.depth.min(self.settings.messages)
     }
 
-    /// Returns by which addresses the ports reach each other.
-    fn addresses(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(Address, Address), Failure> {
-        let [here, there] = &self.settings.ends;
-        // As with the port.
-        let same = if ports.0.is(&ports.1) {
-            here.gid_index
-        } else {
-            None
-        };
-
-        Ok(ports
-            .0
-            .addresses(&ports.1, here.gid_index, there.gid_index.or(same))?)
-    }
-
     /// Makes two endpoints and connects them.
-    fn connect(&self, ports: &(Port<'d>, Port<'p>), limit: u32) -> Result<Pair<'d, 'p>, Failure> {
-        let addresses = self.addresses(ports)?;
-        let here = (&ports.0, &addresses.0);
-        let there = (&ports.1, &addresses.1);
+    fn connect(&self, route: &Route<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
         let mut attributes = EndpointAttributes {
             depth: self.depth(),
             size: limit as usize,
@@ -336,8 +373,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let mut target = self.endpoint(self.there, &attributes)?;
 
         // First the one that is to be ready when the first message comes.
-        target.connect(there, here, &requester)?;
-        requester.connect(here, there, &target)?;
+        target.connect(&route.there, &route.here, &requester)?;
+        requester.connect(&route.here, &route.there, &target)?;
 
         Ok(Pair {
             requester,
@@ -366,13 +403,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     /// # Errors
     ///
     /// `Stopped`, or that there is no memory.
-    fn try_connections(&mut self, ports: &(Port<'d>, Port<'p>), count: u32) -> Result<(), Failure> {
+    fn try_connections(&mut self, route: &Route<'d, 'p>, count: u32) -> Result<(), Failure> {
         const TEST: &str = "connect";
         let of = Of::Connections(count);
 
         self.count.tests = self.count.tests.saturating_add(1);
 
-        match self.make_connections(ports, count as usize) {
+        match self.make_connections(route, count as usize) {
             Ok(elapsed) => {
                 let rate = u64::from(count).saturating_mul(1_000_000_000);
 
@@ -396,10 +433,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
     /// Makes queue pairs at both ends and connects them; returns how long that took, from the first
     /// call that creates one until all of them are in the state `RTS`.
-    fn make_connections(&self, ports: &(Port<'d>, Port<'p>), count: usize) -> Result<u64, Failure> {
-        let addresses = self.addresses(ports)?;
-        let here = (&ports.0, &addresses.0);
-        let there = (&ports.1, &addresses.1);
+    fn make_connections(&self, route: &Route<'d, 'p>, count: usize) -> Result<u64, Failure> {
         let mut requesters = queue_pairs(self.here, count)?;
         let mut targets = queue_pairs(self.there, count)?;
         let mut index = 0usize;
@@ -411,10 +445,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         while index < count {
             self.stops.check()?;
             targets
-                .connect(index, there, here, &requesters)
+                .connect(index, &route.there, &route.here, &requesters)
                 .map_err(verbs::of("ib_modify_qp"))?;
             requesters
-                .connect(index, here, there, &targets)
+                .connect(index, &route.here, &route.there, &targets)
                 .map_err(verbs::of("ib_modify_qp"))?;
             index = index.wrapping_add(1);
         }
@@ -435,10 +469,9 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     }
 
     /// Says, and keeps, between what there is traffic.
-    fn announce(&self, ports: &(Port<'d>, Port<'p>)) -> Result<(), Failure> {
-        let addresses = self.addresses(ports)?;
-        let here = end(self.names[0], self.here, &ports.0, addresses.0)?;
-        let there = end(self.names[1], self.there, &ports.1, addresses.1)?;
+    fn announce(&self, route: &Route<'d, 'p>) -> Result<(), Failure> {
+        let here = end(self.names[0], self.here, &route.here)?;
+        let there = end(self.names[1], self.there, &route.there)?;
 
         pr_info!("{}traffic from {here} to {there}\n", self.prefix);
         self.results.lock().begin([here, there]);
@@ -456,6 +489,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         mut pair: Pair<'d, 'p>,
         test: &Test,
         size: u32,
+        route: &Route<'d, 'p>,
         limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
         let depth = self.settings.depth;
@@ -488,7 +522,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             Err(failure) => {
                 pr_err!("{}{title}: failed, {failure}\n", self.prefix);
                 self.fail(&title, test.name, of, &failure)?;
-                self.reconnect(pair, limit)
+                self.reconnect(pair, route, limit)
             }
         }
     }
@@ -514,11 +548,15 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     }
 
     /// Takes a pair that is good for nothing any more, and makes a new one.
-    fn reconnect(&self, pair: Pair<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+    fn reconnect(
+        &self,
+        pair: Pair<'d, 'p>,
+        route: &Route<'d, 'p>,
+        limit: u32,
+    ) -> Result<Pair<'d, 'p>, Failure> {
         drop(pair);
-        let ports = self.ports_again()?;
 
-        self.connect(&ports, limit)
+        self.connect(&self.route_again(route)?, limit)
     }
 
     /// Runs a test; returns what was measured.
@@ -704,20 +742,28 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         what: &'static str,
         first: u64,
     ) -> Result<(), Failure> {
-        self.wait(pair, |pair| pair.left() <= 0)?;
+        self.wait(pair, PATIENCE, |pair| pair.left() <= 0)?;
 
         if pair.left() == 0 {
             return Ok(());
+        }
+
+        if pair.left() < 0 {
+            // What was flushed was so for another one's failure, which may come later.
+            self.wait(pair, PATIENCE_FOR_CAUSE, |pair| {
+                pair.outstanding() == 0 || cause(pair, what, first).is_some()
+            })?;
         }
 
         Err(diagnose(pair, what, first))
     }
 
     /// Takes completions until something holds; returns whether it does, or nothing has completed for
-    /// too long.
+    /// longer than `patience`, in nanoseconds.
     fn wait(
         &self,
         pair: &Pair<'d, 'p>,
+        patience: u64,
         holds: impl Fn(&Pair<'d, 'p>) -> bool,
     ) -> Result<bool, Failure> {
         let mut since = 0;
@@ -732,8 +778,14 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 return Ok(true);
             }
 
-            // A driver that is software may need this processor to get on.
-            relax();
+            if pair.left() < 0 {
+                // Nothing is measured any more.
+                fsleep(PAUSE_AFTER_FAILURE);
+            } else {
+                // A driver that is software may need this processor to get on.
+                relax();
+            }
+
             polls = polls.wrapping_add(1);
 
             if self.settings.context == PollContext::Direct && polls < POLLS {
@@ -751,7 +803,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 since = now;
             }
 
-            if now.saturating_sub(since) > PATIENCE {
+            if now.saturating_sub(since) > patience {
                 return Ok(false);
             }
         }
@@ -782,7 +834,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
     /// Causes an error on purpose, and looks whether it is what it has to be and whether a new
     /// connection works; returns that.
-    fn cause_error(&mut self, mut pair: Pair<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+    fn cause_error(
+        &mut self,
+        mut pair: Pair<'d, 'p>,
+        route: &Route<'d, 'p>,
+        limit: u32,
+    ) -> Result<Pair<'d, 'p>, Failure> {
         const TITLE: &str = "READ with a wrong key";
         const TEST: &str = "wrong_key";
         let of = Of::Messages {
@@ -799,11 +856,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 pr_err!("{}{TITLE}: failed, {failure}\n", self.prefix);
                 self.fail(&TITLE, TEST, of, &failure)?;
 
-                return self.reconnect(pair, limit);
+                return self.reconnect(pair, route, limit);
             }
         };
 
-        let mut pair = self.reconnect(pair, limit)?;
+        let mut pair = self.reconnect(pair, route, limit)?;
 
         match self.test(&mut pair, &Test::SEND, Self::WORD, self.depth()) {
             Ok(_) => {
@@ -820,7 +877,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             Err(failure) => {
                 pr_err!("{}{TITLE}: not recovered, {failure}\n", self.prefix);
                 self.fail(&TITLE, TEST, of, &failure)?;
-                self.reconnect(pair, limit)
+                self.reconnect(pair, route, limit)
             }
         }
     }
@@ -845,12 +902,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
             pair.requester.post()?;
 
-            if !self.wait(pair, |pair| pair.requester.outstanding() == 0)? {
-                return Err(diagnose(pair, test.name, 0));
-            }
+            // What has not completed is found among the others.
+            self.wait(pair, PATIENCE, |pair| pair.requester.outstanding() == 0)?;
 
             for completion in pair.requester.completions() {
-                if completion.status != expected {
+                if completion.times != 1 || !completion.is_own || completion.status != expected {
                     return Err(bad(&completion, test.name, message, &pair.requester));
                 }
 
@@ -863,7 +919,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             }
 
             // A device may say so later than it completes the request.
-            if !self.wait(pair, |pair| {
+            if !self.wait(pair, PATIENCE, |pair| {
                 pair.requester
                     .state()
                     .is_ok_and(|state| state == State::ERR)
@@ -1028,39 +1084,9 @@ fn check_messages(
 
 /// Finds out why a batch has not completed as it should.
 fn diagnose(pair: &Pair<'_, '_>, what: &'static str, first: u64) -> Failure {
-    let (requester, target) = (&*pair.requester, &*pair.target);
+    let find = |is_bad| find(pair, what, first, is_bad);
 
-    let find = |is_bad: fn(&WorkCompletion) -> bool| {
-        if let Some((index, completion)) = position(requester.completions(), is_bad) {
-            let message = first.wrapping_add(index);
-
-            return Some(if index < requester.messages() as u64 {
-                bad(&completion, what, message, requester)
-            } else {
-                // It is that of the last message.
-                let message = message.saturating_sub(1);
-
-                bad(&completion, "the read behind it", message, requester)
-            });
-        }
-
-        if let Some((index, completion)) = position(target.completions(), is_bad) {
-            return Some(bad(&completion, what, first.wrapping_add(index), target));
-        }
-
-        let (index, completion) = position(target.receive_completions(), is_bad)?;
-
-        Some(bad(
-            &completion,
-            "receive",
-            first.wrapping_add(index),
-            target,
-        ))
-    };
-
-    // What was flushed was so for another one's failure.
-    find(|wc| wc.times > 0 && wc.status != Status::SUCCESS && wc.status != Status::WR_FLUSH_ERR)
-        .or_else(|| find(|wc| wc.times > 1 || (wc.times == 1 && !wc.is_own)))
+    cause(pair, what, first)
         .or_else(|| find(|wc| wc.times > 0 && wc.status != Status::SUCCESS))
         .or_else(|| find(|wc| wc.times == 0))
         // What was lost has come meanwhile.
@@ -1068,6 +1094,46 @@ fn diagnose(pair: &Pair<'_, '_>, what: &'static str, first: u64) -> Failure {
             of: what,
             message: first,
         })
+}
+
+/// Returns what has gone wrong by itself: what was flushed was so for another one's failure.
+fn cause(pair: &Pair<'_, '_>, what: &'static str, first: u64) -> Option<Failure> {
+    let find = |is_bad| find(pair, what, first, is_bad);
+
+    find(|wc| wc.times > 0 && wc.status != Status::SUCCESS && wc.status != Status::WR_FLUSH_ERR)
+        .or_else(|| find(|wc| wc.times > 1 || (wc.times == 1 && !wc.is_own)))
+}
+
+/// Returns what is wrong with the first completion of a batch that is bad.
+fn find(
+    pair: &Pair<'_, '_>,
+    what: &'static str,
+    first: u64,
+    is_bad: fn(&WorkCompletion) -> bool,
+) -> Option<Failure> {
+    let (requester, target) = (&*pair.requester, &*pair.target);
+
+    if let Some((index, completion)) = position(requester.completions(), is_bad) {
+        let message = first.wrapping_add(index);
+
+        return Some(if index < requester.messages() as u64 {
+            bad(&completion, what, message, requester)
+        } else {
+            // It is that of the last message.
+            let message = message.saturating_sub(1);
+
+            bad(&completion, "the read behind it", message, requester)
+        });
+    }
+
+    if let Some((index, completion)) = position(target.completions(), is_bad) {
+        return Some(bad(&completion, what, first.wrapping_add(index), target));
+    }
+
+    let (index, completion) = position(target.receive_completions(), is_bad)?;
+    let message = first.wrapping_add(index);
+
+    Some(bad(&completion, "receive", message, target))
 }
 
 /// Returns what is wrong with a completion at one end.
@@ -1117,13 +1183,13 @@ fn position(
 }
 
 /// Returns how an end is called in the log and in the results.
-fn end(name: &CStr, device: Device<'_>, port: &Port<'_>, address: Address) -> Result<End> {
+fn end(name: &CStr, device: Device<'_>, (port, address): &(Port<'_>, Address)) -> Result<End> {
     Ok(End {
         device: CString::try_from_fmt(fmt!("{name}"))?,
         firmware: CString::try_from_fmt(fmt!("{}", device.firmware()))?,
         port: port.number(),
         mtu: port.mtu(),
-        address,
+        address: *address,
     })
 }
 

@@ -145,9 +145,10 @@ pub(crate) enum PollContext {
 /// # Invariants
 ///
 /// `ptr` is a completion queue that `__ib_alloc_cq()` returned for a [`Device<'d>`] and that nobody
-/// else frees.
+/// else frees, with the poll context `context`.
 pub(crate) struct PolledCompletionQueue<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_cq>,
+    context: PollContext,
     _device: PhantomData<(Device<'d>, C)>,
 }
 
@@ -188,6 +189,7 @@ impl<'d, C: Consumer> PolledCompletionQueue<'d, C> {
         // INVARIANT: `__ib_alloc_cq()` succeeded, and the pointer goes nowhere else.
         Ok(Self {
             ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
+            context,
             _device: PhantomData,
         })
     }
@@ -197,13 +199,19 @@ impl<'d, C: Consumer> PolledCompletionQueue<'d, C> {
         self.ptr.as_ptr()
     }
 
-    /// Takes a few completions from the queue, if there are any: `ib_process_cq_direct()`.
-    ///
-    /// For a queue of [`PollContext::Direct`] only.
+    /// Returns who takes completions from it.
+    pub(super) fn context(&self) -> PollContext {
+        self.context
+    }
+
+    /// Takes a few completions from the queue, if there are any: `ib_process_cq_direct()`. None from
+    /// one of another context, where others do so at the same time.
     pub(super) fn process(&self) {
-        // SAFETY: The queue is valid by the type invariant. What C calls is what the work requests
-        // name that were posted.
-        unsafe { bindings::ib_process_cq_direct(self.ptr.as_ptr(), Self::BUDGET) };
+        if self.context == PollContext::Direct {
+            // SAFETY: The queue is valid by the type invariant. What C calls is what the work
+            // requests name that were posted.
+            unsafe { bindings::ib_process_cq_direct(self.ptr.as_ptr(), Self::BUDGET) };
+        }
     }
 
     /// `IB_POLL_BATCH_DIRECT`: as many as C takes from the queue at a time.

@@ -48,7 +48,7 @@ use core::{
     ptr::null_mut, //
 };
 use kernel::{
-    alloc::KVec,
+    alloc::KVVec,
     page::PAGE_SIZE,
     prelude::*, //
 };
@@ -94,18 +94,20 @@ pub(crate) struct Endpoint<'d, C: Consumer> {
     qp: ManuallyDrop<QueuePair<'d, C>>,
     /// Of the messages' buffers, if the peer is to access them: each of as many as are given, the
     /// last perhaps of fewer.
-    regions: KVec<MemoryRegion<'d, C>>,
+    regions: KVVec<MemoryRegion<'d, C>>,
     buffers_per_region: usize,
     used: ManuallyDrop<Used<'d>>,
-    sends: KVec<SendRequest>,
-    receives: KVec<ReceiveRequest>,
+    sends: KVVec<SendRequest>,
+    receives: KVVec<ReceiveRequest>,
     /// What the batch that is prepared asks for, of how many messages it is, and of how many work
     /// requests with the read behind them.
     request: Option<Request>,
     messages: usize,
     prepared: usize,
     prepared_receives: usize,
-    context: PollContext,
+    /// What is prepared has been posted, so that there are completions of it.
+    is_posted: bool,
+    are_receives_posted: bool,
     lkey: u32,
     device: Device<'d>,
 }
@@ -114,9 +116,9 @@ pub(crate) struct Endpoint<'d, C: Consumer> {
 /// pair.
 struct Used<'d> {
     /// One for each message, and one for the read behind them.
-    buffers: KVec<Buffer<'d>>,
-    send_entries: KVec<Entry>,
-    receive_entries: KVec<Entry>,
+    buffers: KVVec<Buffer<'d>>,
+    send_entries: KVVec<Entry>,
+    receive_entries: KVVec<Entry>,
     outstanding: Pin<KBox<Outstanding>>,
 }
 
@@ -195,14 +197,15 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let this = Self {
             sends: array(one_more, |_| Ok(SendRequest::new()))?,
             receives: array(batch, |_| Ok(ReceiveRequest::new()))?,
-            regions: KVec::new(),
+            regions: KVVec::new(),
             buffers_per_region: 0,
             request: None,
             messages: 0,
             prepared: 0,
             prepared_receives: 0,
+            is_posted: false,
+            are_receives_posted: false,
             used: ManuallyDrop::new(used),
-            context: attributes.context,
             lkey,
             qp: ManuallyDrop::new(qp),
             device,
@@ -244,22 +247,22 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// That of `ib_modify_qp()`; the endpoint is good for nothing then.
     pub(crate) fn connect(
         &mut self,
-        (port, from): (&Port<'d>, &Address),
-        (peer_port, to): (&Port<'_>, &Address),
+        here: &(Port<'d>, Address),
+        there: &(Port<'_>, Address),
         peer: &Endpoint<'_, C>,
     ) -> Result<(), CallError> {
-        let here = self.device.capabilities();
-        let there = peer.device.capabilities();
+        let own = self.device.capabilities();
+        let peers = peer.device.capabilities();
         let access = self.access();
 
         self.qp
             .connect(
-                (port, from),
-                (peer_port, to),
+                here,
+                there,
                 peer.qp.number(),
                 &ConnectionAttributes {
-                    outstanding_reads: reads(here.outstanding_reads, there.incoming_reads),
-                    incoming_reads: reads(here.incoming_reads, there.outstanding_reads),
+                    outstanding_reads: reads(own.outstanding_reads, peers.incoming_reads),
+                    incoming_reads: reads(own.incoming_reads, peers.outstanding_reads),
                     access,
                 },
             )
@@ -380,6 +383,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     fn link(&mut self, messages: usize, prepared: usize) {
         self.messages = messages;
         self.prepared = prepared;
+        self.is_posted = false;
 
         let sends = self.sends.get_mut(..prepared).unwrap_or_default();
         let mut next = null_mut();
@@ -466,6 +470,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             .outstanding
             .begin(entries)
             .map_err(of("ib_post_send"))?;
+        self.is_posted = true;
 
         // SAFETY: The requests were prepared, and are linked to one another; their entries stay
         // until the queue pair is destroyed, and so do the buffers. There are no more of them than
@@ -481,6 +486,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let mut entries = self.used.receive_entries.iter();
 
         self.prepared_receives = count;
+        self.are_receives_posted = false;
 
         let receives = self.receives.get_mut(..count).unwrap_or_default();
 
@@ -520,6 +526,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             .outstanding
             .begin(entries)
             .map_err(of("ib_post_recv"))?;
+        self.are_receives_posted = true;
 
         // SAFETY: As in `post()`.
         unsafe { self.qp.post_receive(first.as_raw()) }.map_err(of("ib_post_recv"))
@@ -528,7 +535,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// Takes completions, if there are any; or sleeps until everything is over, for a tenth of a
     /// second at most.
     pub(crate) fn poll(&self) {
-        match self.context {
+        match self.qp.cq().context() {
             PollContext::Direct => self.qp.cq().process(),
             PollContext::Workqueue if self.left() > 0 => self.used.outstanding.wait(),
             PollContext::Workqueue => {}
@@ -552,7 +559,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
         // `ib_drain_qp()` waits a tenth of a second for each queue, for somebody else to take the
         // completions, before it does so itself. It is left what does not come.
-        if is_flushed && self.context == PollContext::Direct {
+        if is_flushed && self.qp.cq().context() == PollContext::Direct {
             let mut count = self.outstanding();
             let mut since = now();
 
@@ -593,39 +600,47 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// Returns how the messages of the last batch have completed, if everything has that was posted,
     /// and well; else nothing.
     pub(crate) fn good_completions(&self) -> impl Iterator<Item = &WorkCompletion> {
-        let entries = self.used.send_entries.get(..self.messages);
-
         self.used
             .outstanding
-            .good_completions(entries.unwrap_or_default())
+            .good_completions(self.posted(self.messages))
     }
 
     /// As [`Self::good_completions()`], of the receives.
     pub(crate) fn good_receives(&self) -> impl Iterator<Item = &WorkCompletion> {
-        let entries = self.used.receive_entries.get(..self.prepared_receives);
-
         self.used
             .outstanding
-            .good_completions(entries.unwrap_or_default())
+            .good_completions(self.posted_receives())
     }
 
     /// Returns how the work requests of the last batch have completed so far, the read behind it
     /// included.
     pub(crate) fn completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        let entries = self.used.send_entries.get(..self.prepared);
-
         self.used
             .outstanding
-            .completions(entries.unwrap_or_default())
+            .completions(self.posted(self.prepared))
     }
 
     /// As [`Self::completions()`], of the receives.
     pub(crate) fn receive_completions(&self) -> impl Iterator<Item = WorkCompletion> + '_ {
-        let entries = self.used.receive_entries.get(..self.prepared_receives);
+        self.used.outstanding.completions(self.posted_receives())
+    }
 
-        self.used
-            .outstanding
-            .completions(entries.unwrap_or_default())
+    /// Returns the first `count` entries of the batch, if that has been posted.
+    fn posted(&self, count: usize) -> &[Entry] {
+        let count = if self.is_posted { count } else { 0 };
+
+        self.used.send_entries.get(..count).unwrap_or_default()
+    }
+
+    /// As [`Self::posted()`], all of the receives.
+    fn posted_receives(&self) -> &[Entry] {
+        let count = if self.are_receives_posted {
+            self.prepared_receives
+        } else {
+            0
+        };
+
+        self.used.receive_entries.get(..count).unwrap_or_default()
     }
 
     /// Returns the first `bytes` of the memory of each of the first `count` messages of a batch, or
@@ -663,7 +678,7 @@ impl<C: Consumer> Drop for Endpoint<'_, C> {
     fn drop(&mut self) {
         self.drain();
         // Before their protection domain, which goes with the queue pair.
-        drop(core::mem::replace(&mut self.regions, KVec::new()));
+        drop(core::mem::replace(&mut self.regions, KVVec::new()));
 
         // SAFETY: Neither is used after this, and this is the only place that drops them.
         unsafe {
@@ -694,8 +709,8 @@ fn piece(buffer: &Buffer<'_>, length: usize, lkey: u32) -> bindings::ib_sge {
 fn array<T>(
     count: usize,
     mut make: impl FnMut(usize) -> Result<T, CallError>,
-) -> Result<KVec<T>, CallError> {
-    let mut array = KVec::with_capacity(count, GFP_KERNEL).map_err(CallError::of_memory)?;
+) -> Result<KVVec<T>, CallError> {
+    let mut array = KVVec::with_capacity(count, GFP_KERNEL).map_err(CallError::of_memory)?;
 
     while array.len() < count {
         let item = make(array.len())?;

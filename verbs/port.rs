@@ -174,6 +174,11 @@ impl<'d> Port<'d> {
         found.ok_or(PathError::NotAlike)
     }
 
+    /// Returns the address that the port has now with the GID of one it had before.
+    pub(crate) fn again(&self, former: &Address) -> Option<Address> {
+        self.first(|address| address.gid == former.gid && address.is_roce_v2 == former.is_roce_v2)
+    }
+
     /// Returns the best two addresses for RoCE v2.
     fn best(&self, other: &Port<'_>) -> Option<(Address, Address)> {
         for kind in [Kind::Ipv4, Kind::Ipv6, Kind::LinkLocal] {

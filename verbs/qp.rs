@@ -133,8 +133,8 @@ const RNR_TIMER: u8 = 12;
 /// `EINVAL`, or what the device's driver says; the queue pair is good for nothing then.
 unsafe fn connect(
     ptr: NonNull<bindings::ib_qp>,
-    (port, from): (&Port<'_>, &Address),
-    (peer_port, to): (&Port<'_>, &Address),
+    (port, from): &(Port<'_>, Address),
+    (peer_port, to): &(Port<'_>, Address),
     peer_number: u32,
     attributes: &ConnectionAttributes,
 ) -> Result {
@@ -337,8 +337,8 @@ impl<'d, C: Consumer> QueuePairs<'d, C> {
     pub(crate) fn connect(
         &mut self,
         index: usize,
-        here: (&Port<'d>, &Address),
-        there: (&Port<'_>, &Address),
+        here: &(Port<'d>, Address),
+        there: &(Port<'_>, Address),
         peer: &QueuePairs<'_, C>,
     ) -> Result {
         let ptr = *self.qps.get(index).ok_or(EINVAL)?;
@@ -385,7 +385,7 @@ impl<C: Consumer> Drop for QueuePairs<'_, C> {
 ///
 /// - `ptr` is a queue pair that `ib_create_qp_kernel()` returned and that nobody else destroys.
 /// - It uses `cq` for both directions, and `pd`.
-/// - Only if `is_connected` has it left the state `RESET`.
+/// - If it `is_connected`, it has left the state `RESET`.
 /// - If it is not `is_drained`, it has left `RESET`; else nothing that was posted is outstanding.
 pub(super) struct QueuePair<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_qp>,
@@ -471,15 +471,17 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     /// `EINVAL`, or what the device's driver says; the queue pair is good for nothing then.
     pub(super) fn connect(
         &mut self,
-        here: (&Port<'d>, &Address),
-        there: (&Port<'_>, &Address),
+        here: &(Port<'d>, Address),
+        there: &(Port<'_>, Address),
         peer_number: u32,
         attributes: &ConnectionAttributes,
     ) -> Result {
+        // SAFETY: The queue pair is valid by the type invariant.
+        unsafe { connect(self.ptr, here, there, peer_number, attributes) }?;
+        // INVARIANT: It is in `RTS`.
         self.is_connected = true;
 
-        // SAFETY: The queue pair is valid by the type invariant.
-        unsafe { connect(self.ptr, here, there, peer_number, attributes) }
+        Ok(())
     }
 
     /// Returns the state, by `ib_query_qp()`. May sleep.

@@ -101,7 +101,7 @@ impl fmt::Display for Opcode {
 
 /// How a work request has completed: what is of use of `struct ib_wc`, and when it was seen.
 ///
-/// After an error only `status`, `vendor_err` and `time` mean anything.
+/// Of what the device says, only `status` and `vendor_err` mean anything after an error.
 #[derive(Clone, Copy)]
 pub(crate) struct WorkCompletion {
     /// How often it has completed since it was posted: once, or something is wrong. Nothing else
@@ -137,8 +137,13 @@ impl WorkCompletion {
 
 /// How many work requests of an endpoint are outstanding, and who waits for them.
 ///
-/// It belongs to one thread. Completions come in that thread, by [`PollContext::Direct`], or in
-/// another one, by [`PollContext::Workqueue`], one after another (`ib_cq_poll_work()`).
+/// It belongs to one thread, and is not `Sync`. Completions come in that thread, or in another one.
+///
+/// # Invariants
+///
+/// `context` is that of the completion queue of all its [`Entry`]s. By [`PollContext::Direct`]
+/// completions come only while this thread is in `ib_process_cq_direct()` or `ib_drain_qp()`; by
+/// [`PollContext::Workqueue`] they come from `ib_cq_poll_work()`, one after another.
 #[pin_data]
 pub(super) struct Outstanding {
     /// How many there are; and [`Self::BAD`] if one has failed, or has completed twice.
@@ -154,7 +159,9 @@ impl Outstanding {
     /// Makes any number of work requests that there can be negative, and nothing of it zero.
     const BAD: i32 = i32::MIN;
 
+    /// Makes one for completions of a queue with this context.
     pub(super) fn new(context: PollContext) -> impl PinInit<Self> {
+        // INVARIANT: So is that of the queue, by the above.
         pin_init!(Self {
             left: Atomic::new(0),
             context,
@@ -171,7 +178,7 @@ impl Outstanding {
     /// What is recorded of the completions that it does not count any more is seen after this.
     pub(super) fn left(&self) -> i32 {
         match self.context {
-            // SAFETY: There is no other thread that uses it.
+            // SAFETY: By the type invariant no other thread uses it.
             PollContext::Direct => unsafe { *self.left.as_ptr() },
             // Pairs with the release in `subtract()`.
             PollContext::Workqueue => self.left.load(Acquire),
@@ -235,14 +242,14 @@ impl Outstanding {
         // The device, and what it causes, come after the call that posts.
         match self.context {
             PollContext::Direct => {
-                // SAFETY: As in `left()`.
-                let left = unsafe { &mut *self.left.as_ptr() };
+                let left = self.left();
 
-                if *left & !Self::BAD != 0 {
+                if left & !Self::BAD != 0 {
                     return Err(EBUSY);
                 }
 
-                *left |= count;
+                // SAFETY: As in `left()`.
+                unsafe { *self.left.as_ptr() = left | count };
 
                 for entry in entries {
                     // SAFETY: Completions come in this thread, which is here.
@@ -255,24 +262,24 @@ impl Outstanding {
         Ok(())
     }
 
-    #[cold]
+    #[inline(never)]
     fn begin_for_another_thread(&self, entries: &[Entry], count: i32) -> Result {
         if self.count() != 0 {
             return Err(EBUSY);
-        }
-
-        for entry in entries {
-            // Not more: a device may be about to complete once more what it has completed. What was
-            // read of it was so before this.
-            entry.is_recorded.store(0, Release);
         }
 
         // What nobody has waited for.
         // SAFETY: The completion was initialised.
         while unsafe { kernel::bindings::try_wait_for_completion(self.over.get()) } {}
 
-        // Not stored: what completes once more may spoil it at the same time.
+        // Before the entries: what completes once more meanwhile is not to be taken for one of
+        // these. Not stored, as it may spoil this at the same time.
         self.left.fetch_add(count, Relaxed);
+
+        for entry in entries {
+            // Not more: what was read of it was so before this.
+            entry.is_recorded.store(0, Release);
+        }
 
         Ok(())
     }
@@ -338,14 +345,17 @@ impl Outstanding {
 }
 
 /// Where a completion finds the work request that it is of, and is recorded.
+///
+/// One that comes once more is noticed until the entry is used for another work request; after that it
+/// cannot be told from that one's.
 #[repr(C)]
 pub(super) struct Entry {
     /// What `wr_cqe` points to; first, so that the entry is found.
     cqe: bindings::ib_cqe,
     outstanding: NonNull<Outstanding>,
     qp: *mut bindings::ib_qp,
-    /// The first completion since the work request was posted. Plain memory, written by
-    /// [`Entry::done()`] only: atomic members would cost a call each, for every message.
+    /// The first completion since the work request was posted. Plain memory: atomic members would
+    /// cost a call each, for every message.
     completion: UnsafeCell<WorkCompletion>,
     /// That is written, and is not written again before [`Outstanding::begin()`]. Of use only where
     /// completions come in another thread.
@@ -386,13 +396,15 @@ impl Entry {
     }
 
     fn complete(&self, wc: &bindings::ib_wc) {
-        if cfg!(krdma_smoke_bug = "lost-completion")
-            && wc.opcode == bindings::ib_wc_opcode_IB_WC_FETCH_ADD
+        if (cfg!(krdma_smoke_bug = "lost-completion")
+            && wc.opcode == bindings::ib_wc_opcode_IB_WC_FETCH_ADD)
+            || (cfg!(krdma_smoke_bug = "lost-flush")
+                && wc.status == bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR)
         {
             return;
         }
 
-        // First, as what is kept over a call has to be put aside.
+        // Before anything is read of `wc`, which would have to be kept over the call.
         let time = now();
         let has_immediate = wc.wc_flags & bindings::ib_wc_flags_IB_WC_WITH_IMM as c_int != 0;
         // SAFETY: Any bytes are an integer.
@@ -416,21 +428,24 @@ impl Entry {
 
         match outstanding.context {
             PollContext::Direct => {
-                // SAFETY: Only this thread uses it.
-                let recorded = unsafe { &mut *self.completion.get() };
+                let recorded = self.completion.get();
 
-                if recorded.times == 0 {
-                    *recorded = completion;
-                    outstanding.complete(PollContext::Direct, &completion);
-                } else {
-                    self.repeat(outstanding);
+                // SAFETY: By the type invariant of `Outstanding` this is the thread that it belongs
+                // to. What it has lent has completed, and is not written to.
+                unsafe {
+                    if (*recorded).times == 0 {
+                        *recorded = completion;
+                        outstanding.complete(PollContext::Direct, &completion);
+                    } else {
+                        self.repeat(outstanding);
+                    }
                 }
             }
             PollContext::Workqueue => self.record_for_another_thread(outstanding, completion),
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn record_for_another_thread(&self, outstanding: &Outstanding, completion: WorkCompletion) {
         // Pairs with the release in `begin_for_another_thread()`.
         if self.is_recorded.load(Acquire) == 0 {
