@@ -599,15 +599,18 @@ impl Traffic {
 
         match ended {
             Err(Failure::Stopped) => (State::Stopped, None),
-            Err(failure) => (State::Failed, text(fmt!("{failure}"))),
+            Err(failure) if failures == 0 => (State::Failed, text(fmt!("{failure}"))),
             Ok(()) if failures == 0 => (State::Success, None),
-            Ok(()) => {
+            ended => {
                 let first = first.as_deref().unwrap_or(c"see above");
+                let text = match ended {
+                    Ok(()) => text(fmt!("{failures} of {tests} tests, first {first}")),
+                    Err(last) => text(fmt!(
+                        "{failures} of {tests} tests, first {first}; then {last}"
+                    )),
+                };
 
-                (
-                    State::Failed,
-                    text(fmt!("{failures} of {tests} tests, first {first}")),
-                )
+                (State::Failed, text)
             }
         }
     }

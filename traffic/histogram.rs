@@ -119,7 +119,12 @@ impl Histogram {
 
         for count in self.counters.iter() {
             if *count > 0 {
-                let (lower, upper) = bounds(index);
+                let (lower, mut upper) = bounds(index);
+
+                // The last is also that of what is larger.
+                if index.wrapping_add(1) == COUNTERS {
+                    upper = upper.max(self.max);
+                }
 
                 buckets.push_within_capacity(Bucket {
                     lower,

@@ -470,13 +470,20 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
     /// Says, and keeps, between what there is traffic.
     fn announce(&self, route: &Route<'d, 'p>) -> Result<(), Failure> {
-        let here = end(self.names[0], self.here, &route.here)?;
-        let there = end(self.names[1], self.there, &route.there)?;
+        let [here, there] = self.ends(route)?;
 
         pr_info!("{}traffic from {here} to {there}\n", self.prefix);
         self.results.lock().begin([here, there]);
 
         Ok(())
+    }
+
+    /// Returns how the ends of a route are called.
+    fn ends(&self, route: &Route<'d, 'p>) -> Result<[End; 2]> {
+        Ok([
+            end(self.names[0], self.here, &route.here)?,
+            end(self.names[1], self.there, &route.there)?,
+        ])
     }
 
     /// Runs a test and says how it went; returns a pair for the next one.
@@ -555,8 +562,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
         drop(pair);
+        let route = self.route_again(route)?;
 
-        self.connect(&self.route_again(route)?, limit)
+        // The MTU may be another one.
+        self.results.lock().begin(self.ends(&route)?);
+        self.connect(&route, limit)
     }
 
     /// Runs a test; returns what was measured.

@@ -5,30 +5,27 @@
 use super::Device;
 use core::{
     marker::PhantomData,
-    ptr::NonNull, //
+    ptr::{
+        null,
+        NonNull, //
+    },
 };
 use kernel::{
-    alloc::{
-        flags::{
-            __GFP_NOWARN,
-            __GFP_ZERO, //
-        },
-        KVec, //
-    },
     bindings,
     page::PAGE_SIZE,
     prelude::*, //
 };
 
-/// A page, for its alignment.
-#[derive(Clone, Copy)]
-#[repr(align(4096))]
-struct Page(#[expect(dead_code, reason = "C uses it")] [u8; PAGE_SIZE]);
+/// How memory is allocated: it is zero, and nobody else is killed for it.
+const FLAGS: bindings::gfp_t = bindings::GFP_KERNEL
+    | bindings::__GFP_ZERO
+    | bindings::__GFP_NOWARN
+    | 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
 
 /// Whose memory a [`Buffer`] is.
 enum Owner {
     /// Of the kernel; for a device that is software and wants virtual addresses.
-    Kernel(#[expect(dead_code, reason = "freed when dropped")] KVec<Page>),
+    Kernel,
     /// Coherent memory of a device that accesses memory by DMA.
     Device(*mut bindings::device),
 }
@@ -61,16 +58,24 @@ impl<'d> Buffer<'d> {
         let dma_device = device.dma_device();
 
         if dma_device.is_null() {
-            let mut memory =
-                KVec::<Page>::with_capacity(pages, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN)?;
+            // SAFETY: There is nothing that would be reallocated.
+            let memory = unsafe {
+                bindings::krealloc_node_align(
+                    null(),
+                    size,
+                    PAGE_SIZE,
+                    FLAGS,
+                    bindings::NUMA_NO_NODE,
+                )
+            };
 
-            // INVARIANT: kmalloc() memory is contiguous, and devices like this one take its virtual
+            // INVARIANT: Such memory is contiguous, and devices like this one take its virtual
             // address (`ib_dma_map_single()`).
             return Ok(Self {
-                memory: NonNull::new(memory.as_mut_ptr()).ok_or(ENOMEM)?.cast(),
-                address: memory.as_mut_ptr().expose_provenance() as u64,
+                memory: NonNull::new(memory.cast()).ok_or(ENOMEM)?,
+                address: memory.expose_provenance() as u64,
                 size,
-                owner: Owner::Kernel(memory),
+                owner: Owner::Kernel,
                 _device: PhantomData,
             });
         }
@@ -79,15 +84,7 @@ impl<'d> Buffer<'d> {
         let mut address = 0;
 
         // SAFETY: The device that does DMA for an RDMA device is there for as long as that is.
-        let memory = unsafe {
-            bindings::dma_alloc_attrs(
-                dma_device,
-                size,
-                &mut address,
-                bindings::GFP_KERNEL | bindings::__GFP_ZERO | bindings::__GFP_NOWARN,
-                0,
-            )
-        };
+        let memory = unsafe { bindings::dma_alloc_attrs(dma_device, size, &mut address, FLAGS, 0) };
 
         // INVARIANT: Such memory is aligned to a page (Documentation/core-api/dma-api.rst).
         Ok(Self {
@@ -97,6 +94,16 @@ impl<'d> Buffer<'d> {
             owner: Owner::Device(dma_device),
             _device: PhantomData,
         })
+    }
+
+    /// Tells whether so many buffers of so many bytes leave others at least as much as they take: they
+    /// cannot be given back, and whoever wants memory when there is none may be killed.
+    pub(super) fn are_affordable(count: usize, size: usize) -> bool {
+        // SAFETY: It may be called anywhere.
+        let available = unsafe { bindings::si_mem_available() };
+        let wanted = size.div_ceil(PAGE_SIZE).max(1).saturating_mul(count);
+
+        usize::try_from(available / 2).is_ok_and(|pages| wanted <= pages)
     }
 
     /// Returns the address by which the device reaches the memory.
@@ -201,17 +208,15 @@ impl Contents<'_> {
 
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
-        if let Owner::Device(dma_device) = self.owner {
+        let memory = self.memory.as_ptr().cast();
+
+        match self.owner {
             // SAFETY: By the type invariant it is such memory, and it is freed only here.
-            unsafe {
-                bindings::dma_free_attrs(
-                    dma_device,
-                    self.size,
-                    self.memory.as_ptr().cast(),
-                    self.address,
-                    0,
-                )
-            };
+            Owner::Kernel => unsafe { bindings::kfree(memory) },
+            // SAFETY: As above.
+            Owner::Device(dma_device) => unsafe {
+                bindings::dma_free_attrs(dma_device, self.size, memory, self.address, 0)
+            },
         }
     }
 }

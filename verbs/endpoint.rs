@@ -150,6 +150,10 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 .map_err(of("creating an endpoint"))
         };
 
+        if !Buffer::are_affordable(batch, attributes.size) {
+            return Err(CallError::of_memory(ENOMEM));
+        }
+
         let pd = ProtectionDomain::alloc(device).map_err(of("ib_alloc_pd"))?;
         let lkey = pd.local_key();
 

@@ -106,17 +106,17 @@ static void region_destroy(struct region *region)
 static int buffer_allocate(struct buffer *buffer, struct ib_device *device,
 			   size_t size)
 {
+	const gfp_t gfp = GFP_KERNEL | __GFP_NOWARN | __GFP_RETRY_MAYFAIL;
 	dma_addr_t address;
 
 	size = max(PAGE_ALIGN(size), PAGE_SIZE);
 	if (ib_uses_virt_dma(device)) {
 		/* Such a device takes the virtual address. */
-		buffer->memory = kzalloc(size, GFP_KERNEL | __GFP_NOWARN);
+		buffer->memory = kzalloc(size, gfp);
 		buffer->address = (uintptr_t)buffer->memory;
 	} else {
 		buffer->memory = dma_alloc_coherent(device->dma_device, size,
-						    &address,
-						    GFP_KERNEL | __GFP_NOWARN);
+						    &address, gfp);
 		buffer->address = address;
 	}
 
@@ -376,6 +376,15 @@ static int endpoint_create_memory(struct endpoint *ep,
 	return attr->is_target ? endpoint_create_regions(ep, attr, failure) : 0;
 }
 
+/* Tells whether buffers leave others as much memory as they take. */
+static bool buffers_are_affordable(size_t count, size_t size)
+{
+	size_t pages = max(DIV_ROUND_UP(size, PAGE_SIZE), 1UL) * count;
+	long available = si_mem_available();
+
+	return available > 0 && pages <= available / 2;
+}
+
 int endpoint_create(struct endpoint *ep, struct ib_device *device,
 		    const struct endpoint_attr *attr, struct failure *failure)
 {
@@ -385,6 +394,9 @@ int endpoint_create(struct endpoint *ep, struct ib_device *device,
 	ep->device = device;
 	ep->context = attr->context;
 	ep->depth = attr->depth;
+
+	if (!buffers_are_affordable(attr->depth, attr->size))
+		return failed_call(failure, "allocating memory", -ENOMEM);
 
 	ret = endpoint_create_objects(ep, attr, failure);
 	if (!ret)

@@ -81,6 +81,9 @@ int histogram_summary(const struct histogram *histogram,
 		if (!histogram->counters[i])
 			continue;
 		bounds(i, &bucket->lower, &bucket->upper);
+		/* The last is also that of what is larger. */
+		if (i + 1 == COUNTERS)
+			bucket->upper = max(bucket->upper, histogram->max);
 		bucket->count = histogram->counters[i];
 		bucket++;
 	}
