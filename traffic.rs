@@ -408,12 +408,18 @@ impl fmt::Display for Failure {
 
 /// Tells a run to stop: its own device is going, its peer is, or the module.
 #[derive(Clone, Copy)]
-struct Stops<'a>([&'a Stop; 3]);
+struct Stops<'a> {
+    own: &'a Stop,
+    /// `None` if there is no peer.
+    peer: Option<&'a Stop>,
+    module: &'a Stop,
+}
 
 impl Stops<'_> {
     /// Fails if it is to stop.
     fn check(self) -> Result<(), Failure> {
-        if self.0.iter().any(|stop| stop.is_raised()) {
+        if self.own.is_raised() || self.module.is_raised() || self.peer.is_some_and(Stop::is_raised)
+        {
             Err(Failure::Stopped)
         } else {
             Ok(())
@@ -507,13 +513,22 @@ impl Job for Traffic {
     fn run(&mut self, stop: &Stop) {
         let here = self.device.clone();
         let module_stop = self.module_stop.clone();
+        let stops = Stops {
+            own: stop,
+            peer: None,
+            module: &module_stop,
+        };
 
         let (state, reason) = match self.peer.clone() {
-            None => here.with(|here| self.between(here, here, Stops([stop, stop, &module_stop]))),
-            Some(peer) => match self.wait_for(&peer, Stops([stop, stop, &module_stop])) {
+            None => here.with(|here| self.between(here, here, stops)),
+            Some(peer) => match self.wait_for(&peer, stops) {
                 Some((there, gone)) => here.with(|here| {
-                    there
-                        .with(|there| self.between(here, there, Stops([stop, &gone, &module_stop])))
+                    let stops = Stops {
+                        peer: Some(&gone),
+                        ..stops
+                    };
+
+                    there.with(|there| self.between(here, there, stops))
                 }),
                 None => (State::Stopped, None),
             },

@@ -94,7 +94,8 @@ impl Histogram {
     /// Counts a value.
     pub(super) fn record(&mut self, value: u64) {
         if let Some(counter) = self.counters.get_mut(index(value)) {
-            *counter = counter.saturating_add(1);
+            // A test has no more messages than that.
+            *counter = counter.wrapping_add(1);
         }
 
         self.count = self.count.wrapping_add(1);

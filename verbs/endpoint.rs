@@ -115,8 +115,9 @@ pub(crate) struct Endpoint<'d, C: Consumer> {
 /// What the device, and the completions of what was posted, may use for as long as there is the queue
 /// pair.
 struct Used<'d> {
-    /// One for each message, and one for the read behind them.
+    /// One for each message, all of the same size, and one for the read behind them.
     buffers: KVVec<Buffer<'d>>,
+    behind: Buffer<'d>,
     send_entries: KVVec<Entry>,
     receive_entries: KVVec<Entry>,
     outstanding: Pin<KBox<Outstanding>>,
@@ -185,17 +186,11 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         let used = Used {
             send_entries: array(one_more, |_| Ok(Entry::new(&outstanding, raw)))?,
             receive_entries: array(batch, |_| Ok(Entry::new(&outstanding, raw)))?,
-            buffers: array(one_more, |index| {
-                // The read behind messages is of a word at most.
-                let size = if index < batch {
-                    attributes.size
-                } else {
-                    size_of::<u64>()
-                };
-
+            buffers: array(batch, |_| {
                 check()?;
-                Buffer::allocate(device, size).map_err(CallError::of_memory)
+                Buffer::allocate(device, attributes.size).map_err(CallError::of_memory)
             })?,
+            behind: Buffer::allocate(device, size_of::<u64>()).map_err(CallError::of_memory)?,
             outstanding,
         };
         let this = Self {
@@ -225,8 +220,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 .min(Self::REGION_PAGES) as usize;
             let size = this.used.buffers.first().map_or(PAGE_SIZE, Buffer::size);
             let each = pages.checked_div(size / PAGE_SIZE).unwrap_or(1).max(1);
-            let messages = this.used.buffers.get(..batch).unwrap_or_default();
-            let mut pieces = messages.chunks(each);
+            let mut pieces = this.used.buffers.chunks(each);
             let pd = this.qp.pd();
 
             let count = batch.saturating_add(each.wrapping_sub(1)) / each;
@@ -295,14 +289,21 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         self.request = Some(request);
 
         while index < count {
-            self.prepare_one(index, request, length, peer.remote(index));
+            if let Some(buffer) = self.used.buffers.get(index) {
+                let piece = piece(buffer, length, self.lkey);
+
+                self.prepare_one(index, request, piece, peer.remote(index));
+            }
+
             index = index.wrapping_add(1);
         }
 
         if read_behind {
             let last = peer.remote(count.saturating_sub(1));
+            let length = length.min(size_of::<u64>());
+            let piece = piece(&self.used.behind, length, self.lkey);
 
-            self.prepare_one(count, Request::Read, length.min(size_of::<u64>()), last);
+            self.prepare_one(count, Request::Read, piece, last);
         }
 
         self.link(count, count.wrapping_add(read_behind.into()));
@@ -360,12 +361,16 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     }
 
     /// Prepares one work request.
-    fn prepare_one(&mut self, index: usize, request: Request, length: usize, remote: Remote) {
-        let (Some(send), Some(buffer), Some(entry)) = (
-            self.sends.get_mut(index),
-            self.used.buffers.get(index),
-            self.used.send_entries.get(index),
-        ) else {
+    fn prepare_one(
+        &mut self,
+        index: usize,
+        request: Request,
+        piece: bindings::ib_sge,
+        remote: Remote,
+    ) {
+        let (Some(send), Some(entry)) =
+            (self.sends.get_mut(index), self.used.send_entries.get(index))
+        else {
             return;
         };
 
@@ -375,12 +380,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             _ => entry,
         };
 
-        send.set(
-            request,
-            entry.as_raw(),
-            piece(buffer, length, self.lkey),
-            remote,
-        );
+        send.set(request, entry.as_raw(), piece, remote);
     }
 
     /// Links the first `prepared` requests, all but the one behind them messages: the next batch.
@@ -654,16 +654,11 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         count: usize,
         bytes: usize,
     ) -> impl Iterator<Item = Contents<'_>> + use<'_, 'd, C> {
-        let batch = self.receives.len();
-        let buffers = self
-            .used
-            .buffers
-            .get(..count.min(batch))
-            .unwrap_or_default();
+        let buffers = self.used.buffers.get(..count).unwrap_or_default();
         let length = Length::new(bytes, buffers.first().map_or(0, Buffer::size));
 
         buffers.iter().map(move |buffer| {
-            // SAFETY: `create()` made those of messages all of the same size.
+            // SAFETY: `create()` made all of them of the same size.
             unsafe { buffer.contents(length) }
         })
     }

@@ -205,8 +205,8 @@ static u32 pattern_immediate(u64 number, u64 message)
 
 bool run_is_stopped(const struct run *run)
 {
-	return is_raised(run->stops[0]) || is_raised(run->stops[1]) ||
-	       is_raised(run->stops[2]);
+	return is_raised(run->stops[0]) || is_raised(run->stops[2]) ||
+	       (run->stops[1] && is_raised(run->stops[1]));
 }
 
 static bool run_goes_on(void *run)

@@ -113,8 +113,8 @@ static void traffic_work(struct work_struct *work)
 	struct stop *stop;
 
 	if (!traffic->peer) {
-		state = traffic_between(traffic, traffic->device,
-					&traffic->stop, &reason);
+		state = traffic_between(traffic, traffic->device, NULL,
+					&reason);
 	} else {
 		there = wait_for_peer(traffic, &stop);
 		if (there) {
