@@ -186,7 +186,7 @@ impl Outstanding {
     }
 
     /// Subtracts from what [`Self::left()`] returns; returns what is left. For completions only,
-    /// which come one after another.
+    /// which come one after another. The context is given, as who calls this knows it.
     fn subtract(&self, context: PollContext, number: i32) -> i32 {
         let former = match context {
             PollContext::Direct => {
