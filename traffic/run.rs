@@ -120,6 +120,8 @@ impl Consumer for Wire {
 struct Route<'d, 'p> {
     here: (Port<'d>, Address),
     there: (Port<'p>, Address),
+    /// The size of the largest message in bytes.
+    limit: u32,
 }
 
 /// Finds the port and the address of an end again.
@@ -222,9 +224,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     /// connection.
     pub(super) fn all(&mut self) -> Result<(), Failure> {
         let route = self.route()?;
-        let limit = self.limit(&route)?;
         let settings = self.settings;
-        let mut pair = self.connect(&route, limit)?;
+        let mut pair = self.connect(&route)?;
 
         self.announce(&route)?;
 
@@ -235,7 +236,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         for test in &Test::ALL {
             if test.is_atomic {
                 if self.here.capabilities().atomics && self.there.capabilities().atomics {
-                    pair = self.try_test(pair, test, Self::WORD, &route, limit)?;
+                    pair = self.try_test(pair, test, Self::WORD, &route)?;
                 }
 
                 continue;
@@ -244,7 +245,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             let mut former = None;
 
             for size in settings.sizes() {
-                let size = size.min(limit);
+                let size = size.min(route.limit);
 
                 // Of the default sizes several may be more than the device can have.
                 if settings.is_bounded && former == Some(size) {
@@ -252,12 +253,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 }
 
                 former = Some(size);
-                pair = self.try_test(pair, test, size, &route, limit)?;
+                pair = self.try_test(pair, test, size, &route)?;
             }
         }
 
         if settings.errors {
-            pair = self.cause_error(pair, &route, limit)?;
+            pair = self.cause_error(pair, &route)?;
         }
 
         self.close(&mut pair)
@@ -282,10 +283,12 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             None
         };
         let addresses = first.addresses(&second, here.gid_index, there.gid_index.or(same))?;
+        let limit = self.limit(&first, &second)?;
 
         Ok(Route {
             here: (first, addresses.0),
             there: (second, addresses.1),
+            limit,
         })
     }
 
@@ -300,7 +303,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             let found = end_again(Side::Here, self.here, &route.here).and_then(|here| {
                 let there = end_again(Side::There, self.there, &route.there)?;
 
-                Ok(Route { here, there })
+                Ok(Route {
+                    here,
+                    there,
+                    limit: route.limit,
+                })
             });
 
             match found {
@@ -315,7 +322,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     }
 
     /// Returns the size of the largest message, if the settings go with the devices.
-    fn limit(&self, route: &Route<'d, 'p>) -> Result<u32, Failure> {
+    fn limit(&self, first: &Port<'d>, second: &Port<'p>) -> Result<u32, Failure> {
         let settings = self.settings;
         let here = self.here.capabilities();
         let there = self.there.capabilities();
@@ -327,8 +334,8 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         let max = u64::from(there.registered_pages)
             .saturating_mul(PAGE_SIZE as u64)
-            .min(route.here.0.max_message_size().into())
-            .min(route.there.0.max_message_size().into())
+            .min(first.max_message_size().into())
+            .min(second.max_message_size().into())
             .min(SIZE_MAX) as u32;
         // A buffer is of whole pages, and `kmalloc()` takes the next power of two.
         let memory = MEMORY_MAX
@@ -360,10 +367,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     }
 
     /// Makes two endpoints and connects them.
-    fn connect(&self, route: &Route<'d, 'p>, limit: u32) -> Result<Pair<'d, 'p>, Failure> {
+    fn connect(&self, route: &Route<'d, 'p>) -> Result<Pair<'d, 'p>, Failure> {
         let mut attributes = EndpointAttributes {
             depth: self.depth(),
-            size: limit as usize,
+            size: route.limit as usize,
             context: self.settings.context,
             is_target: false,
         };
@@ -497,7 +504,6 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         test: &Test,
         size: u32,
         route: &Route<'d, 'p>,
-        limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
         let depth = self.settings.depth;
         let messages = self.settings.messages;
@@ -529,7 +535,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             Err(failure) => {
                 pr_err!("{}{title}: failed, {failure}\n", self.prefix);
                 self.fail(&title, test.name, of, &failure)?;
-                self.reconnect(pair, route, limit)
+                self.reconnect(pair, route)
             }
         }
     }
@@ -559,14 +565,15 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         &self,
         pair: Pair<'d, 'p>,
         route: &Route<'d, 'p>,
-        limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
         drop(pair);
         let route = self.route_again(route)?;
 
         // The MTU may be another one.
-        self.results.lock().begin(self.ends(&route)?);
-        self.connect(&route, limit)
+        let ends = self.ends(&route)?;
+
+        self.results.lock().begin(ends);
+        self.connect(&route)
     }
 
     /// Runs a test; returns what was measured.
@@ -848,7 +855,6 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         &mut self,
         mut pair: Pair<'d, 'p>,
         route: &Route<'d, 'p>,
-        limit: u32,
     ) -> Result<Pair<'d, 'p>, Failure> {
         const TITLE: &str = "READ with a wrong key";
         const TEST: &str = "wrong_key";
@@ -866,11 +872,11 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 pr_err!("{}{TITLE}: failed, {failure}\n", self.prefix);
                 self.fail(&TITLE, TEST, of, &failure)?;
 
-                return self.reconnect(pair, route, limit);
+                return self.reconnect(pair, route);
             }
         };
 
-        let mut pair = self.reconnect(pair, route, limit)?;
+        let mut pair = self.reconnect(pair, route)?;
 
         match self.test(&mut pair, &Test::SEND, Self::WORD, self.depth()) {
             Ok(_) => {
@@ -887,7 +893,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             Err(failure) => {
                 pr_err!("{}{TITLE}: not recovered, {failure}\n", self.prefix);
                 self.fail(&TITLE, TEST, of, &failure)?;
-                self.reconnect(pair, route, limit)
+                self.reconnect(pair, route)
             }
         }
     }
