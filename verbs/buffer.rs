@@ -53,8 +53,7 @@ impl<'d> Buffer<'d> {
     ///
     /// `ENOMEM`.
     pub(crate) fn allocate(device: Device<'d>, size: usize) -> Result<Self> {
-        let pages = size.div_ceil(PAGE_SIZE).max(1);
-        let size = pages.checked_mul(PAGE_SIZE).ok_or(ENOMEM)?;
+        let size = pages(size).checked_mul(PAGE_SIZE).ok_or(ENOMEM)?;
         let dma_device = device.dma_device();
 
         if dma_device.is_null() {
@@ -101,9 +100,9 @@ impl<'d> Buffer<'d> {
     pub(super) fn are_affordable(count: usize, size: usize) -> bool {
         // SAFETY: It may be called anywhere.
         let available = unsafe { bindings::si_mem_available() };
-        let wanted = size.div_ceil(PAGE_SIZE).max(1).saturating_mul(count);
+        let wanted = pages(size).saturating_mul(count);
 
-        usize::try_from(available / 2).is_ok_and(|pages| wanted <= pages)
+        usize::try_from(available / 2).is_ok_and(|most| wanted <= most)
     }
 
     /// Returns the address by which the device reaches the memory.
@@ -129,6 +128,11 @@ impl<'d> Buffer<'d> {
             _buffer: PhantomData,
         }
     }
+}
+
+/// Returns how many pages a buffer of so many bytes has.
+fn pages(size: usize) -> usize {
+    size.div_ceil(PAGE_SIZE).max(1)
 }
 
 /// A number of bytes, and in how many words they are.

@@ -476,7 +476,8 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
         peer_number: u32,
         attributes: &ConnectionAttributes,
     ) -> Result {
-        // SAFETY: The queue pair is valid by the type invariant.
+        // SAFETY: The queue pair is valid by the type invariant, and the port of the same device, as
+        // it has the same brand.
         unsafe { connect(self.ptr, here, there, peer_number, attributes) }?;
         // INVARIANT: It is in `RTS`.
         self.is_connected = true;

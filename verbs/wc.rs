@@ -431,14 +431,13 @@ impl Entry {
                 let recorded = self.completion.get();
 
                 // SAFETY: By the type invariant of `Outstanding` this is the thread that it belongs
-                // to. What it has lent has completed, and is not written to.
-                unsafe {
-                    if (*recorded).times == 0 {
-                        *recorded = completion;
-                        outstanding.complete(PollContext::Direct, &completion);
-                    } else {
-                        self.repeat(outstanding);
-                    }
+                // to.
+                if unsafe { (*recorded).times } == 0 {
+                    // SAFETY: As above; what it has lent has completed, and this has not.
+                    unsafe { *recorded = completion };
+                    outstanding.complete(PollContext::Direct, &completion);
+                } else {
+                    self.repeat(outstanding);
                 }
             }
             PollContext::Workqueue => self.record_for_another_thread(outstanding, completion),
