@@ -115,7 +115,7 @@ param::parameter!(
 
 param::parameter!(
     gid_index: int = -1,
-    "Index of the GID for RoCE; -1 for the first of RoCE v2 with an IP address (default: -1)"
+    "Index of the GID for RoCE; -1 for one of RoCE v2 that goes with the other end (default: -1)"
 );
 
 param::parameter!(
@@ -316,11 +316,15 @@ impl Plan {
             connections.value(),
         )?;
 
+        let name = peer.value();
+
         if settings.messages == 0 {
+            if connections.value() > 0 || errors.value() || !name.is_empty() {
+                pr_notice!("connections=, errors= and peer= have no effect without traffic=\n");
+            }
+
             return Ok(None);
         }
-
-        let name = peer.value();
 
         Ok(Some(Self {
             settings: Arc::new(settings, GFP_KERNEL)?,
@@ -337,7 +341,12 @@ impl Plan {
     /// Has the device be the peer of others whenever it bears that name, if there is to be one.
     fn offer(&self, device: Device<'_>, name: &BStr) -> Option<Offer> {
         Offer::new(self.peer.clone()?, device, name)
-            .inspect_err(|_| pr_err!("no memory for peer {}, it is ignored\n", Printable(name)))
+            .inspect_err(|_| {
+                pr_err!(
+                    "no memory for RDMA device {} to be a peer; load the module again\n",
+                    Printable(name)
+                );
+            })
             .ok()
     }
 
@@ -508,8 +517,8 @@ impl Client for Watcher {
     fn rename<'d>(&self, device: Device<'d>, name: &BStr, context: &mut Self::Context<'d>) {
         pr_info!("RDMA device renamed to {}\n", Printable(name));
 
-        if let Some(offer) = &context.offer {
-            offer.rename(device, name);
+        if let Some(offer) = &mut context.offer {
+            offer.rename(name);
         }
 
         if context.resources.is_none() {

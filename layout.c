@@ -81,6 +81,7 @@ int main(void)
 	MEMBER(ib_device_ops, post_recv);
 
 	MEMBER(ib_device_attr, max_qp_wr);
+	MEMBER(ib_device_attr, device_cap_flags);
 	MEMBER(ib_device_attr, max_cqe);
 	MEMBER(ib_device_attr, max_fast_reg_page_list_len);
 	MEMBER(ib_device_attr, max_qp_init_rd_atom);

@@ -178,6 +178,14 @@ enum Side {
 }
 
 impl Side {
+    /// Returns what the device is called.
+    fn device(self) -> &'static str {
+        match self {
+            Self::Here => "the device",
+            Self::There => "the peer",
+        }
+    }
+
     /// Returns whose something is, to be put behind it.
     fn of(self) -> &'static str {
         match self {
@@ -202,6 +210,13 @@ enum Failure {
     Stopped,
     /// A function failed.
     Call(CallError),
+    /// A work request was not taken.
+    Post {
+        of: &'static str,
+        error: Error,
+        /// By that the device's driver says that it has nothing of the kind, or not for the kernel.
+        is_refused: bool,
+    },
     /// A work request completed with an error.
     Completion {
         of: &'static str,
@@ -258,6 +273,7 @@ enum Failure {
     NoPath,
     /// Something about the settings does not suit the device.
     Depth {
+        side: Side,
         max: u32,
     },
     Size {
@@ -308,6 +324,10 @@ impl fmt::Display for Failure {
             Self::Call(CallError { function, error }) => {
                 f.write_fmt(fmt!("{function} failed, ret={}", error.to_errno()))
             }
+            Self::Post { of, error, .. } => f.write_fmt(fmt!(
+                "ib_post_send of {of} failed, ret={}",
+                error.to_errno()
+            )),
             Self::Completion {
                 of,
                 message,
@@ -363,10 +383,7 @@ impl fmt::Display for Failure {
             }
             Self::Port(side, PortError::NoSuchPort(count)) => f.write_fmt(fmt!(
                 "no such port, {} has {count}; see {side}port=",
-                match side {
-                    Side::Here => "the device",
-                    Side::There => "the peer",
-                }
+                side.device()
             )),
             Self::Port(side, PortError::Down(Some(number))) => f.write_fmt(fmt!(
                 "port {number}{} is down; see that it has a link and is configured",
@@ -392,8 +409,9 @@ impl fmt::Display for Failure {
                 "the ports have no addresses of the same kind (such as a RoCE v2 GID with an IPv4 \
                  address each); see gid_index= and peer_gid_index=",
             ),
-            Self::Depth { max } => f.write_fmt(fmt!(
-                "depth= is more than the {max} that the device can have"
+            Self::Depth { side, max } => f.write_fmt(fmt!(
+                "depth= is more than the {max} that {} can have",
+                side.device()
             )),
             Self::Size { size, max } => f.write_fmt(fmt!(
                 "sizes= has {size}, which is more than the {max} that can be sent here"
@@ -534,6 +552,17 @@ impl Job for Traffic {
             },
         };
 
+        self.end(state, reason);
+    }
+
+    fn called_off(&mut self) {
+        self.end(State::Stopped, None);
+    }
+}
+
+impl Traffic {
+    /// Says, and keeps, how it went.
+    fn end(&self, state: State, reason: Option<Arc<CString>>) {
         let prefix = Prefix::new(self.is_prefixed, &self.name);
 
         // The results first: whoever waits for the line looks at them next.
@@ -550,9 +579,7 @@ impl Job for Traffic {
             (state, _) => pr_info!("{prefix}traffic smoke {}\n", state.name()),
         }
     }
-}
 
-impl Traffic {
     /// Returns the peer as soon as it is there; `None` if told to stop before that.
     fn wait_for(&self, peer: &Peer, stops: Stops<'_>) -> Option<(DeviceReference, Stop)> {
         let mut is_said = false;
@@ -596,6 +623,18 @@ impl Traffic {
             &*self.name,
             self.peer.as_ref().map_or(&*self.name, |peer| peer.name()),
         ];
+
+        if !there.capabilities().fast_registration {
+            return (
+                State::Skipped,
+                text(fmt!(
+                    "the driver of {} has no fast registration of memory \
+                     (IB_DEVICE_MEM_MGT_EXTENSIONS)",
+                    names[1]
+                )),
+            );
+        }
+
         let mut run = Run::new(
             &self.settings,
             Prefix::new(self.is_prefixed, &self.name),
@@ -613,7 +652,7 @@ impl Traffic {
         } = run.count();
 
         match ended {
-            Err(Failure::Stopped) => (State::Stopped, None),
+            Err(Failure::Stopped) if failures == 0 => (State::Stopped, None),
             Err(failure) if failures == 0 => (State::Failed, text(fmt!("{failure}"))),
             Ok(()) if failures == 0 => (State::Success, None),
             ended => {

@@ -11,7 +11,9 @@
 //! from `add` until `remove` returns; the lifetime `'d` of [`Device`] stands for that time, and all
 //! that is made on a device carries it. [`QueuePairs`] own the [`CompletionQueue`] and the
 //! [`ProtectionDomain`] that they were made with, so that these can go only after them, as `ib_core`
-//! demands; and so does the queue pair of an [`Endpoint`].
+//! demands; and so does the queue pair of an [`Endpoint`]. All of these are destroyed when they are
+//! dropped, and have to be dropped, not forgotten, before `'d` ends and before the module goes: their
+//! handlers are code of the module.
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h)
 
@@ -109,6 +111,11 @@ pub(crate) fn of<E: Into<Error>>(function: &'static str) -> impl FnOnce(E) -> Ca
         function,
         error: error.into(),
     }
+}
+
+/// Tells whether an error is `EOPNOTSUPP`, which the kernel crate names from Linux 7.3 on.
+pub(crate) fn is_unsupported(error: Error) -> bool {
+    error.to_errno().unsigned_abs() == kernel::bindings::EOPNOTSUPP
 }
 
 /// Who uses the verbs: the name `ib_core` keeps of it, and what it is told.

@@ -52,7 +52,7 @@ fn bounds(index: usize) -> (u64, u64) {
     )
 }
 
-/// How often which value was seen, from 100 ns (in fact from 0) to 10 s.
+/// How often which value was seen, from 0 to 10 s.
 ///
 /// Recording neither allocates nor fails.
 pub(super) struct Histogram {

@@ -20,14 +20,23 @@ use kernel::{
     },
 };
 
-/// Which device is to be at the other end of every connection, and the one that bears its name.
+/// Which device is to be at the other end of every connection, and those that bear its name.
 #[pin_data]
 pub(crate) struct Peer {
     name: &'static BStr,
     /// The name as it is shown.
     shown: CString,
+    /// The last to come; there can be one in each network namespace.
     #[pin]
-    current: Mutex<Option<(DeviceReference, Stop)>>,
+    last: Mutex<Option<KBox<Candidate>>>,
+}
+
+/// A device that bears the name.
+struct Candidate {
+    device: DeviceReference,
+    stop: Stop,
+    /// The one that came before it.
+    former: Option<KBox<Candidate>>,
 }
 
 impl Peer {
@@ -41,7 +50,7 @@ impl Peer {
             pin_init!(Self {
                 name,
                 shown,
-                current <- new_mutex!(None),
+                last <- new_mutex!(None),
             }),
             GFP_KERNEL,
         )
@@ -52,9 +61,35 @@ impl Peer {
         &self.shown
     }
 
-    /// Returns the device, and what tells that it is going, if it is there.
+    /// Returns the device, and what tells that it is going, if it is there; the last to come, if
+    /// there are several.
     pub(super) fn current(&self) -> Option<(DeviceReference, Stop)> {
-        self.current.lock().clone()
+        self.last
+            .lock()
+            .as_ref()
+            .map(|last| (last.device.clone(), last.stop.clone()))
+    }
+
+    fn add(&self, mut candidate: KBox<Candidate>) {
+        let mut last = self.last.lock();
+
+        candidate.former = last.take();
+        *last = Some(candidate);
+    }
+
+    /// Removes the one with this flag, if it is there, and returns it.
+    fn remove(&self, stop: &Stop) -> Option<KBox<Candidate>> {
+        let mut last = self.last.lock();
+        let mut place = &mut *last;
+
+        while place.as_ref().is_some_and(|it| !it.stop.is(stop)) {
+            place = &mut place.as_mut()?.former;
+        }
+
+        let mut found = place.take()?;
+
+        *place = found.former.take();
+        Some(found)
     }
 }
 
@@ -63,6 +98,8 @@ impl Peer {
 pub(crate) struct Offer {
     peer: Arc<Peer>,
     stop: Stop,
+    /// While it does not bear the name, what is to be added when it does.
+    idle: Option<KBox<Candidate>>,
 }
 
 impl Offer {
@@ -72,40 +109,36 @@ impl Offer {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(peer: Arc<Peer>, device: Device<'_>, name: &BStr) -> Result<Self> {
-        let offer = Self {
+        let stop = Stop::new()?;
+        let candidate = Candidate {
+            device: device.hold(),
+            stop: stop.clone(),
+            former: None,
+        };
+        let mut offer = Self {
             peer,
-            stop: Stop::new()?,
+            stop,
+            idle: Some(KBox::new(candidate, GFP_KERNEL)?),
         };
 
-        offer.rename(device, name);
+        offer.rename(name);
         Ok(offer)
     }
 
     /// Takes note of the name that the device has now.
-    pub(crate) fn rename(&self, device: Device<'_>, name: &BStr) {
-        if self.peer.name == name {
-            let former = self
-                .peer
-                .current
-                .lock()
-                .replace((device.hold(), self.stop.clone()));
-
-            // Not with the lock held.
-            drop(former);
-        } else {
+    pub(crate) fn rename(&mut self, name: &BStr) {
+        if self.peer.name != name {
             self.withdraw();
+        } else if let Some(candidate) = self.idle.take() {
+            self.peer.add(candidate);
         }
     }
 
-    /// Makes sure that the device is not the one that new connections take.
-    fn withdraw(&self) {
-        let former = self
-            .peer
-            .current
-            .lock()
-            .take_if(|(_, stop)| stop.is(&self.stop));
-
-        drop(former);
+    /// Makes sure that the device is not one that new connections take.
+    fn withdraw(&mut self) {
+        if let Some(candidate) = self.peer.remove(&self.stop) {
+            self.idle = Some(candidate);
+        }
     }
 }
 

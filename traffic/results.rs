@@ -82,6 +82,8 @@ pub(super) enum Outcome {
     Flushed(u32),
     /// Why it failed.
     Bad(CString),
+    /// Why it could not be run.
+    Skipped(CString),
 }
 
 /// A test that has been run.
@@ -175,7 +177,10 @@ impl File {
     ///
     /// `ENOMEM`.
     pub(crate) fn new(settings: &Settings) -> Result<Self> {
-        Ok(Self(Results::new(settings.context, settings.depth)?))
+        Ok(Self(Results::new(
+            settings.context,
+            settings.outstanding(),
+        )?))
     }
 }
 
@@ -266,6 +271,10 @@ impl Outcome {
             Self::Bad(error) => {
                 f.write_str("\"error\": ")?;
                 text(f, &**error)
+            }
+            Self::Skipped(reason) => {
+                f.write_str("\"skipped\": ")?;
+                text(f, &**reason)
             }
         }
     }

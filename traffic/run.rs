@@ -33,6 +33,7 @@ use crate::{
     smoke::Smoke,
     verbs::{
         self,
+        is_unsupported,
         now,
         relax,
         Address,
@@ -50,6 +51,7 @@ use crate::{
         ProtectionDomain,
         QueuePairAttributes,
         QueuePairs,
+        Request,
         Room,
         State,
         Status,
@@ -273,16 +275,16 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let first =
             Port::find(self.here, here.port).map_err(|error| Failure::Port(Side::Here, error))?;
         // Nobody would look for another port on the same device than the one that was given.
-        let same = self.here.is(self.there).then_some(first.number());
-        let second = Port::find(self.there, there.port.or(same))
+        let same_port = self.here.is(self.there).then_some(first.number());
+        let second = Port::find(self.there, there.port.or(same_port))
             .map_err(|error| Failure::Port(Side::There, error))?;
-        // As with the port.
-        let same = if first.is(&second) {
+        // Nor for another address on the same port.
+        let same_index = if first.is(&second) {
             here.gid_index
         } else {
             None
         };
-        let addresses = first.addresses(&second, here.gid_index, there.gid_index.or(same))?;
+        let addresses = first.addresses(&second, here.gid_index, there.gid_index.or(same_index))?;
         let limit = self.limit(&first, &second)?;
 
         Ok(Route {
@@ -292,33 +294,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         })
     }
 
-    /// Finds a route again after a failure, perhaps of the link: what is down, or has lost its
-    /// addresses, has some time to come up.
+    /// Finds a route again: the same ports and addresses, as they are now.
     fn route_again(&self, route: &Route<'d, 'p>) -> Result<Route<'d, 'p>, Failure> {
-        let start = now();
-
-        loop {
-            self.stops.check()?;
-
-            let found = end_again(Side::Here, self.here, &route.here).and_then(|here| {
-                let there = end_again(Side::There, self.there, &route.there)?;
-
-                Ok(Route {
-                    here,
-                    there,
-                    limit: route.limit,
-                })
-            });
-
-            match found {
-                Err(Failure::Port(_, PortError::Down(_)) | Failure::GidGone(..))
-                    if now().saturating_sub(start) < PATIENCE_FOR_PORT =>
-                {
-                    fsleep(PAUSE);
-                }
-                found => return found,
-            }
-        }
+        Ok(Route {
+            here: end_again(Side::Here, self.here, &route.here)?,
+            there: end_again(Side::There, self.there, &route.there)?,
+            limit: route.limit,
+        })
     }
 
     /// Returns the size of the largest message, if the settings go with the devices.
@@ -326,10 +308,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let settings = self.settings;
         let here = self.here.capabilities();
         let there = self.there.capabilities();
-        let depth = EndpointAttributes::max_depth(&here).min(EndpointAttributes::max_depth(&there));
 
-        if settings.depth > depth {
-            return Err(Failure::Depth { max: depth });
+        for (side, capabilities) in [(Side::Here, &here), (Side::There, &there)] {
+            let max = EndpointAttributes::max_depth(capabilities);
+
+            if settings.depth > max {
+                return Err(Failure::Depth { side, max });
+            }
         }
 
         let max = u64::from(there.registered_pages)
@@ -339,7 +324,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             .min(SIZE_MAX) as u32;
         // A buffer is of whole pages, and `kmalloc()` takes the next power of two.
         let memory = MEMORY_MAX
-            .checked_div(self.depth().into())
+            .checked_div(settings.outstanding().into())
             .and_then(u64::checked_ilog2)
             .map_or(0, |shift| 1u64.wrapping_shl(shift)) as u32;
         let largest = settings.sizes().max().unwrap_or(0);
@@ -361,19 +346,18 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         Ok(largest.min(max).min(memory).max(Self::WORD))
     }
 
-    /// Returns how many messages are outstanding at most.
-    fn depth(&self) -> u32 {
-        self.settings.depth.min(self.settings.messages)
-    }
-
     /// Makes two endpoints and connects them.
     fn connect(&self, route: &Route<'d, 'p>) -> Result<Pair<'d, 'p>, Failure> {
         let mut attributes = EndpointAttributes {
-            depth: self.depth(),
+            depth: self.settings.outstanding(),
             size: route.limit as usize,
             context: self.settings.context,
             is_target: false,
         };
+
+        if !attributes.pair_is_affordable() {
+            return Err(ENOMEM.into());
+        }
 
         let mut requester = self.endpoint(self.here, &attributes)?;
         attributes.is_target = true;
@@ -505,7 +489,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         size: u32,
         route: &Route<'d, 'p>,
     ) -> Result<Pair<'d, 'p>, Failure> {
-        let depth = self.settings.depth;
+        let depth = self.settings.outstanding();
         let messages = self.settings.messages;
         let title = Title { test, size, depth };
         let of = Of::Messages {
@@ -532,6 +516,18 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
                 Ok(pair)
             }
             Err(Failure::Stopped) => Err(Failure::Stopped),
+            // Some drivers, such as mlx5, have atomics for user space only, but tell that they have.
+            Err(
+                failure @ Failure::Post {
+                    is_refused: true, ..
+                },
+            ) if test.is_atomic => {
+                pr_info!("{}{title}: skipped, {failure}\n", self.prefix);
+                self.results
+                    .lock()
+                    .add(test.name, of, Outcome::Skipped(text(&failure)?));
+                self.reconnect(pair, route)
+            }
             Err(failure) => {
                 pr_err!("{}{title}: failed, {failure}\n", self.prefix);
                 self.fail(&title, test.name, of, &failure)?;
@@ -554,26 +550,58 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             self.count.first = CString::try_from_fmt(fmt!("{title}: {failure}")).ok();
         }
 
-        let text = CString::try_from_fmt(fmt!("{failure}"))?;
-
-        self.results.lock().add(test, of, Outcome::Bad(text));
+        self.results
+            .lock()
+            .add(test, of, Outcome::Bad(text(failure)?));
         Ok(())
     }
 
-    /// Takes a pair that is good for nothing any more, and makes a new one.
+    /// Takes a pair that is good for nothing any more, and makes a new one. While it is the link's
+    /// fault that there is none, that has some time to come up, with its addresses.
     fn reconnect(
         &self,
         pair: Pair<'d, 'p>,
         route: &Route<'d, 'p>,
     ) -> Result<Pair<'d, 'p>, Failure> {
         drop(pair);
+        let start = now();
+        let mut was_up = false;
+
+        loop {
+            // Addresses may go a little later than the link.
+            fsleep(PAUSE);
+            self.stops.check()?;
+
+            let failure = match self.connect_again(route) {
+                Ok(pair) => return Ok(pair),
+                Err(failure) => failure,
+            };
+
+            // Also if it was there first, and has gone since.
+            let is_down = matches!(
+                self.route_again(route),
+                Err(Failure::Port(_, PortError::Down(_)) | Failure::GidGone(..))
+            );
+
+            // One that is there may have come back since the failure: it has a second try.
+            if !is_down && was_up || now().saturating_sub(start) > PATIENCE_FOR_PORT {
+                return Err(failure);
+            }
+
+            was_up = !is_down;
+        }
+    }
+
+    /// Connects two endpoints between the same ports and addresses as before.
+    fn connect_again(&self, route: &Route<'d, 'p>) -> Result<Pair<'d, 'p>, Failure> {
         let route = self.route_again(route)?;
+        let pair = self.connect(&route)?;
 
         // The MTU may be another one.
         let ends = self.ends(&route)?;
 
         self.results.lock().begin(ends);
-        self.connect(&route)
+        Ok(pair)
     }
 
     /// Runs a test; returns what was measured.
@@ -593,10 +621,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         self.histograms.latencies.clear();
         self.histograms.deliveries.clear();
-        self.open(pair)?;
+        self.open(pair, test)?;
 
         let messages = u64::from(messages);
-        let depth = u64::from(self.depth());
+        let depth = u64::from(self.settings.outstanding());
 
         while first < messages {
             let count = messages.wrapping_sub(first).min(depth);
@@ -632,13 +660,20 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     ) -> Result<u64, Failure> {
         fill(pair, test, pattern, first, size, self.stops)?;
 
-        if test.is_received {
-            pair.target.post_receives()?;
+        let is_lost =
+            cfg!(krdma_smoke_bug = "lost-receive") && test.request == Request::SendWithImmediate;
+
+        if test.is_received && !is_lost {
+            pair.target
+                .post_receives()
+                .map_err(verbs::of("ib_post_recv"))?;
         }
 
         let start = now();
 
-        pair.requester.post()?;
+        pair.requester
+            .post()
+            .map_err(|error| not_posted(test, first, error))?;
         self.settle(pair, test.name, first)?;
 
         #[cfg(krdma_smoke_bug = "corrupt-byte")]
@@ -742,7 +777,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         // One has completed once more in the meantime.
         if message != first.wrapping_add(pair.requester.messages() as u64) {
-            return Err(diagnose(pair, "receive", first));
+            return Err(diagnose(pair, test.name, first));
         }
 
         Ok(())
@@ -759,40 +794,51 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         what: &'static str,
         first: u64,
     ) -> Result<(), Failure> {
-        self.wait(pair, PATIENCE, |pair| pair.left() <= 0)?;
+        let left = self.wait(pair, PATIENCE, |pair| {
+            let left = pair.left();
 
-        if pair.left() == 0 {
+            (left <= 0).then_some(left)
+        })?;
+
+        if left == Some(0) {
             return Ok(());
         }
 
-        if pair.left() < 0 {
-            // What was flushed was so for another one's failure, which may come later.
+        if left.is_some() {
+            // What was flushed was so for another one's failure, which may come later; as may the
+            // state that goes with it.
             self.wait(pair, PATIENCE_FOR_CAUSE, |pair| {
-                pair.outstanding() == 0 || cause(pair, what, first).is_some()
+                match cause(pair, what, first) {
+                    Some(Failure::Completion { state, .. }) => state == Some(State::ERR),
+                    Some(_) => true,
+                    None => pair.outstanding() == 0,
+                }
+                .then_some(())
             })?;
         }
 
         Err(diagnose(pair, what, first))
     }
 
-    /// Takes completions until something holds; returns whether it does, or nothing has completed for
-    /// longer than `patience`, in nanoseconds.
-    fn wait(
+    /// Takes completions until there is what is waited for, and returns that; `None` if nothing has
+    /// completed for longer than `patience`, in nanoseconds.
+    fn wait<T>(
         &self,
         pair: &Pair<'d, 'p>,
         patience: u64,
-        holds: impl Fn(&Pair<'d, 'p>) -> bool,
-    ) -> Result<bool, Failure> {
+        look: impl Fn(&Pair<'d, 'p>) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
         let mut since = 0;
         let mut outstanding = None;
+        let mut is_late = false;
         let mut polls = 0u32;
 
         loop {
             pair.requester.poll();
             pair.target.poll();
 
-            if holds(pair) {
-                return Ok(true);
+            if let Some(found) = look(pair) {
+                return Ok(Some(found));
             }
 
             if pair.left() < 0 {
@@ -818,20 +864,34 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             if left != outstanding {
                 outstanding = left;
                 since = now;
+                is_late = false;
             }
 
-            if now.saturating_sub(since) > patience {
-                return Ok(false);
+            if is_late {
+                return Ok(None);
             }
+
+            // Once more then: it may be that it was this thread that had to wait.
+            is_late = now.saturating_sub(since) > patience;
         }
     }
 
-    /// Opens the target's memory to the requester, under new keys.
-    fn open(&self, pair: &mut Pair<'d, 'p>) -> Result<(), Failure> {
+    /// Opens the target's memory to the requester, under new keys, for what a test does to it.
+    fn open(&self, pair: &mut Pair<'d, 'p>, test: &Test) -> Result<(), Failure> {
+        const WHAT: &str = "IB_WR_REG_MR";
+
         self.close(pair)?;
-        pair.target.prepare_registrations();
-        pair.target.post()?;
-        self.settle(pair, "IB_WR_REG_MR", 0)?;
+        pair.target
+            .prepare_registrations(test.request, test.needs_read_behind);
+        pair.target.post().map_err(|error| {
+            // mlx5 says that it cannot open memory for some things by `EINVAL`.
+            Failure::Post {
+                of: WHAT,
+                error,
+                is_refused: is_unsupported(error) || error == EINVAL,
+            }
+        })?;
+        self.settle(pair, WHAT, 0)?;
         pair.is_open = true;
 
         Ok(())
@@ -839,11 +899,17 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
     /// Closes the target's memory, if it is open.
     fn close(&self, pair: &mut Pair<'d, 'p>) -> Result<(), Failure> {
+        const WHAT: &str = "IB_WR_LOCAL_INV";
+
         if pair.is_open {
             pair.is_open = false;
             pair.target.prepare_invalidations();
-            pair.target.post()?;
-            self.settle(pair, "IB_WR_LOCAL_INV", 0)?;
+            pair.target.post().map_err(|error| Failure::Post {
+                of: WHAT,
+                error,
+                is_refused: false,
+            })?;
+            self.settle(pair, WHAT, 0)?;
         }
 
         Ok(())
@@ -858,9 +924,10 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
     ) -> Result<Pair<'d, 'p>, Failure> {
         const TITLE: &str = "READ with a wrong key";
         const TEST: &str = "wrong_key";
+        let depth = self.settings.outstanding();
         let of = Of::Messages {
             size: Self::WORD,
-            count: self.depth(),
+            count: depth,
         };
 
         self.count.tests = self.count.tests.saturating_add(1);
@@ -878,7 +945,7 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
 
         let mut pair = self.reconnect(pair, route)?;
 
-        match self.test(&mut pair, &Test::SEND, Self::WORD, self.depth()) {
+        match self.test(&mut pair, &Test::SEND, Self::WORD, depth) {
             Ok(_) => {
                 pr_info!(
                     "{}{TITLE}: {}, {flushed} flushed, queue pair in {}; recovered by a new one\n",
@@ -904,8 +971,13 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
         let test = &Test::READ;
         let mut flushed = 0u32;
 
-        self.open(pair)?;
-        prepare(pair, test, self.depth() as usize, Self::WORD as usize);
+        self.open(pair, test)?;
+        prepare(
+            pair,
+            test,
+            self.settings.outstanding() as usize,
+            Self::WORD as usize,
+        );
         pair.requester.falsify_first_key();
 
         for is_first in [true, false] {
@@ -916,10 +988,16 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             };
             let mut message = 0u64;
 
-            pair.requester.post()?;
+            pair.requester.post().map_err(|error| Failure::Post {
+                of: test.name,
+                error,
+                is_refused: false,
+            })?;
 
             // What has not completed is found among the others.
-            self.wait(pair, PATIENCE, |pair| pair.requester.outstanding() == 0)?;
+            self.wait(pair, PATIENCE, |pair| {
+                (pair.requester.outstanding() == 0).then_some(())
+            })?;
 
             for completion in pair.requester.completions() {
                 if completion.times != 1 || !completion.is_own || completion.status != expected {
@@ -935,17 +1013,35 @@ impl<'a, 'd, 'p> Run<'a, 'd, 'p> {
             }
 
             // A device may say so later than it completes the request.
-            if !self.wait(pair, PATIENCE, |pair| {
-                pair.requester
-                    .state()
-                    .is_ok_and(|state| state == State::ERR)
-            })? {
+            let is_in_error =
+                |pair: &Pair<'_, '_>| (pair.requester.state() == Ok(State::ERR)).then_some(());
+
+            if self.wait(pair, PATIENCE, is_in_error)?.is_none() {
                 return Err(Failure::State(pair.requester.state().ok()));
             }
         }
 
         Ok(flushed)
     }
+}
+
+/// Returns the failure of posting messages, of which `first` is the first: it is not refused if others
+/// were taken before.
+///
+/// A function of its own, as what it needs would take registers where messages are sent.
+#[cold]
+#[inline(never)]
+fn not_posted(test: &Test, first: u64, error: Error) -> Failure {
+    Failure::Post {
+        of: test.name,
+        error,
+        is_refused: first == 0 && is_unsupported(error),
+    }
+}
+
+/// Returns a failure as it is kept.
+fn text(failure: &Failure) -> Result<CString> {
+    CString::try_from_fmt(fmt!("{failure}"))
 }
 
 /// Makes room for queue pairs, and what they share.
@@ -1000,12 +1096,17 @@ fn fill(
         fill_messages(&pair.requester, count, pattern, first, size, stops)?;
     }
 
-    pair.requester.set_immediates(|index| {
-        pattern.immediate(first.wrapping_add(index))
-            ^ u32::from(cfg!(krdma_smoke_bug = "wrong-immediate"))
-    });
-    pair.requester
-        .set_operands(|index| pattern.operation(test, first.wrapping_add(index)).1);
+    if test.has_immediate {
+        pair.requester.set_immediates(|index| {
+            pattern.immediate(first.wrapping_add(index))
+                ^ u32::from(cfg!(krdma_smoke_bug = "wrong-immediate"))
+        });
+    }
+
+    if test.is_atomic {
+        pair.requester
+            .set_operands(|index| pattern.operation(test, first.wrapping_add(index)).1);
+    }
 
     Ok(())
 }

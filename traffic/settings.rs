@@ -16,7 +16,7 @@ pub(super) const SIZES_MAX: usize = 32;
 pub(crate) struct Settings {
     /// How many messages each test sends; 0 for no traffic.
     pub(crate) messages: u32,
-    /// How many messages are outstanding.
+    /// How many messages may be outstanding.
     pub(super) depth: u32,
     pub(super) context: PollContext,
     /// Of the device, and of the one at the other end, which may be the same.
@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     sizes: [Option<u32>; SIZES_MAX],
 }
 
-/// As many as can be undone within seconds, when the device goes.
+/// As many as can be undone in a moment, when the device goes.
 const CONNECTIONS_MAX: u32 = 1024;
 
 /// What the user wants of one end of the connection.
@@ -106,6 +106,11 @@ impl Settings {
             is_bounded: &**sizes == Self::SIZES.to_bytes(),
             sizes: parse_sizes(sizes)?,
         })
+    }
+
+    /// Returns how many messages are outstanding at most.
+    pub(super) fn outstanding(&self) -> u32 {
+        self.depth.min(self.messages)
     }
 
     /// Returns the sizes of the messages in bytes.

@@ -16,11 +16,13 @@ use kernel::{
     prelude::*, //
 };
 
-/// How memory is allocated: it is zero, and nobody else is killed for it.
-const FLAGS: bindings::gfp_t = bindings::GFP_KERNEL
-    | bindings::__GFP_ZERO
-    | bindings::__GFP_NOWARN
-    | 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
+/// `__GFP_RETRY_MAYFAIL`, which bindgen cannot evaluate, and the kernel crate does not have: fails
+/// where there is too little memory, instead of killing somebody for it.
+const GFP_RETRY_MAYFAIL: bindings::gfp_t = 1 << bindings::___GFP_RETRY_MAYFAIL_BIT;
+
+/// How memory is allocated; it is zero then.
+const FLAGS: bindings::gfp_t =
+    bindings::GFP_KERNEL | bindings::__GFP_ZERO | bindings::__GFP_NOWARN | GFP_RETRY_MAYFAIL;
 
 /// Whose memory a [`Buffer`] is.
 enum Owner {
@@ -57,6 +59,7 @@ impl<'d> Buffer<'d> {
         let dma_device = device.dma_device();
 
         if dma_device.is_null() {
+            // Not by the kernel crate, which has no such flag.
             // SAFETY: There is nothing that would be reallocated.
             let memory = unsafe {
                 bindings::krealloc_node_align(
@@ -68,8 +71,9 @@ impl<'d> Buffer<'d> {
                 )
             };
 
-            // INVARIANT: Such memory is contiguous, and devices like this one take its virtual
-            // address (`ib_dma_map_single()`).
+            // INVARIANT: `kmalloc()` of a multiple of a page is aligned to a page
+            // (Documentation/core-api/memory-allocation.rst), and devices like this one take the
+            // virtual address (`ib_dma_map_single()`).
             return Ok(Self {
                 memory: NonNull::new(memory.cast()).ok_or(ENOMEM)?,
                 address: memory.expose_provenance() as u64,
@@ -98,11 +102,14 @@ impl<'d> Buffer<'d> {
     /// Tells whether so many buffers of so many bytes leave others at least as much as they take: they
     /// cannot be given back, and whoever wants memory when there is none may be killed.
     pub(super) fn are_affordable(count: usize, size: usize) -> bool {
-        // SAFETY: It may be called anywhere.
+        // SAFETY: C adds up counters that are always there, and takes no lock.
         let available = unsafe { bindings::si_mem_available() };
-        let wanted = pages(size).saturating_mul(count);
+        // Either kind may take a power of two of pages.
+        let wanted = pages(size)
+            .checked_next_power_of_two()
+            .and_then(|pages| pages.checked_mul(count));
 
-        usize::try_from(available / 2).is_ok_and(|most| wanted <= most)
+        usize::try_from(available / 2).is_ok_and(|most| wanted.is_some_and(|wanted| wanted <= most))
     }
 
     /// Returns the address by which the device reaches the memory.

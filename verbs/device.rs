@@ -102,6 +102,9 @@ impl Device<'_> {
             outstanding_reads: count(attributes.max_qp_init_rd_atom),
             incoming_reads: count(attributes.max_qp_rd_atom),
             atomics: attributes.atomic_cap != bindings::ib_atomic_cap_IB_ATOMIC_NONE,
+            fast_registration: attributes.device_cap_flags
+                & bindings::ib_device_cap_flags_IB_DEVICE_MEM_MGT_EXTENSIONS as u64
+                != 0,
         }
     }
 
@@ -164,8 +167,10 @@ pub(crate) struct Capabilities {
     pub(crate) outstanding_reads: u32,
     /// How many reads and atomic operations of its peer a queue pair can work at.
     pub(crate) incoming_reads: u32,
-    /// Atomic operations are there.
+    /// Atomic operations are there, if perhaps for user space only.
     pub(crate) atomics: bool,
+    /// Memory can be registered, and closed again, by work requests.
+    pub(crate) fast_registration: bool,
 }
 
 /// Returns a number of C's, which was an `int` before Linux 7.3.

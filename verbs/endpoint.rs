@@ -71,6 +71,11 @@ impl EndpointAttributes {
     const EXTRA_SENDS: u32 = 2;
     const EXTRA_RECEIVES: u32 = 1;
 
+    /// Tells whether two such endpoints leave others at least as much memory as their messages take.
+    pub(crate) fn pair_is_affordable(&self) -> bool {
+        Buffer::are_affordable((self.depth as usize).saturating_mul(2), self.size)
+    }
+
     /// Returns the largest depth that such a device can have.
     pub(crate) fn max_depth(device: &Capabilities) -> u32 {
         let entries = device
@@ -151,10 +156,6 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
                 .map_err(of("creating an endpoint"))
         };
 
-        if !Buffer::are_affordable(batch, attributes.size) {
-            return Err(CallError::of_memory(ENOMEM));
-        }
-
         let pd = ProtectionDomain::alloc(device).map_err(of("ib_alloc_pd"))?;
         let lkey = pd.local_key();
 
@@ -214,24 +215,36 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
         if attributes.is_target {
             // As few as can be: each takes the device some time, also when it is destroyed.
-            let pages = device
+            let most = device
                 .capabilities()
                 .registered_pages
                 .min(Self::REGION_PAGES) as usize;
             let size = this.used.buffers.first().map_or(PAGE_SIZE, Buffer::size);
-            let each = pages.checked_div(size / PAGE_SIZE).unwrap_or(1).max(1);
-            let mut pieces = this.used.buffers.chunks(each);
-            let pd = this.qp.pd();
+            let each = most.checked_div(size / PAGE_SIZE).unwrap_or(1).max(1);
+            let Self {
+                qp, used, regions, ..
+            } = &mut *this;
 
             let count = batch.saturating_add(each.wrapping_sub(1)) / each;
 
-            this.regions = array(count, |_| {
-                let piece = pieces.next().unwrap_or_default();
+            *regions = KVVec::with_capacity(count, GFP_KERNEL).map_err(CallError::of_memory)?;
+
+            for piece in used.buffers.chunks(each) {
+                let pages = (size / PAGE_SIZE).saturating_mul(piece.len());
 
                 check()?;
-                // SAFETY: `Drop` deregisters the regions before anything else goes.
-                unsafe { MemoryRegion::new(pd, piece) }
-            })?;
+
+                // SAFETY: `Drop` gives up the protection domain only if the region is gone.
+                let region = unsafe { MemoryRegion::alloc(qp.pd(), pages) };
+
+                push(regions, region.map_err(of("ib_alloc_mr"))?)?;
+
+                if let Some(region) = regions.last_mut() {
+                    // SAFETY: As above, and so with the buffers.
+                    unsafe { region.map(piece) }?;
+                }
+            }
+
             this.buffers_per_region = each;
         }
 
@@ -309,10 +322,15 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         self.link(count, count.wrapping_add(read_behind.into()));
     }
 
-    /// Prepares a batch of work requests that open the buffers to the peer, under new keys. None for
-    /// an endpoint that is no target.
-    pub(crate) fn prepare_registrations(&mut self) {
-        let access = self.access();
+    /// Prepares a batch of work requests that open the buffers to the peer, under new keys, for
+    /// requests of one kind, and for the read behind them if there is to be one. None for an endpoint
+    /// that is no target.
+    pub(crate) fn prepare_registrations(&mut self, request: Request, read_behind: bool) {
+        let mut access = bindings::ib_access_flags_IB_ACCESS_LOCAL_WRITE | request.access();
+
+        if read_behind {
+            access |= Request::Read.access();
+        }
 
         self.prepare_regions(|send, cqe, region| send.set_registration(cqe, region, access));
     }
@@ -383,7 +401,8 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         send.set(request, entry.as_raw(), piece, remote);
     }
 
-    /// Links the first `prepared` requests, all but the one behind them messages: the next batch.
+    /// Links the first `prepared` requests: the next batch, of so many messages, and perhaps the read
+    /// behind them.
     fn link(&mut self, messages: usize, prepared: usize) {
         self.messages = messages;
         self.prepared = prepared;
@@ -398,7 +417,8 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
         }
     }
 
-    /// What the peer may do to registered memory: `enum ib_access_flags`.
+    /// What the peer may ask of the queue pair, as far as memory is open to it:
+    /// `enum ib_access_flags`.
     fn access(&self) -> bindings::ib_access_flags {
         let atomic = if self.device.capabilities().atomics {
             bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC
@@ -459,7 +479,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     ///
     /// `EBUSY` if the one before it is not over, or what `ib_post_send()` returns; the endpoint is
     /// good for nothing then.
-    pub(crate) fn post(&mut self) -> Result<(), CallError> {
+    pub(crate) fn post(&mut self) -> Result {
         let entries = self
             .used
             .send_entries
@@ -470,16 +490,13 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             return Ok(());
         };
 
-        self.used
-            .outstanding
-            .begin(entries)
-            .map_err(of("ib_post_send"))?;
+        self.used.outstanding.begin(entries)?;
         self.is_posted = true;
 
         // SAFETY: The requests were prepared, and are linked to one another; their entries stay
         // until the queue pair is destroyed, and so do the buffers. There are no more of them than
         // the extra ones leave room for, and as many were not outstanding.
-        unsafe { self.qp.post_send(first.as_raw()) }.map_err(of("ib_post_send"))
+        unsafe { self.qp.post_send(first.as_raw()) }
     }
 
     /// Prepares the batch of receives that [`Self::post_receives()`] posts: `count` messages of up to
@@ -515,7 +532,7 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
     /// # Errors
     ///
     /// As [`Self::post()`], of `ib_post_recv()`.
-    pub(crate) fn post_receives(&mut self) -> Result<(), CallError> {
+    pub(crate) fn post_receives(&mut self) -> Result {
         let entries = self
             .used
             .receive_entries
@@ -526,14 +543,11 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
             return Ok(());
         };
 
-        self.used
-            .outstanding
-            .begin(entries)
-            .map_err(of("ib_post_recv"))?;
+        self.used.outstanding.begin(entries)?;
         self.are_receives_posted = true;
 
         // SAFETY: As in `post()`.
-        unsafe { self.qp.post_receive(first.as_raw()) }.map_err(of("ib_post_recv"))
+        unsafe { self.qp.post_receive(first.as_raw()) }
     }
 
     /// Takes completions, if there are any; or sleeps until everything is over, for a tenth of a
@@ -675,16 +689,28 @@ impl<'d, C: Consumer> Endpoint<'d, C> {
 
 impl<C: Consumer> Drop for Endpoint<'_, C> {
     fn drop(&mut self) {
-        self.drain();
-        // Before their protection domain, which goes with the queue pair.
-        drop(core::mem::replace(&mut self.regions, KVVec::new()));
+        let mut are_gone = true;
 
-        // SAFETY: Neither is used after this, and this is the only place that drops them.
-        unsafe {
-            // A queue pair that stays may use them still; they are leaked with it.
-            if ManuallyDrop::take(&mut self.qp).destroy() {
-                ManuallyDrop::drop(&mut self.used);
+        self.drain();
+
+        // Before their protection domain, which goes with the queue pair.
+        while let Some(region) = self.regions.pop() {
+            are_gone &= region.deregister();
+        }
+
+        // SAFETY: It is not used after this, and this is the only place that takes it.
+        let pd = unsafe { ManuallyDrop::take(&mut self.qp) }.destroy();
+
+        match pd {
+            // No completion comes any more: the completion queue has been freed, which waits for
+            // those that are being taken (`ib_free_cq()`).
+            Some(pd) if are_gone => {
+                drop(pd);
+                // SAFETY: As above.
+                unsafe { ManuallyDrop::drop(&mut self.used) };
             }
+            // What stays refers to them: they are leaked with it.
+            pd => core::mem::forget(pd),
         }
     }
 }
@@ -714,10 +740,14 @@ fn array<T>(
     while array.len() < count {
         let item = make(array.len())?;
 
-        array
-            .push_within_capacity(item)
-            .map_err(CallError::of_memory)?;
+        push(&mut array, item)?;
     }
 
     Ok(array)
+}
+
+/// Adds an item to a list that has room for it.
+fn push<T>(list: &mut KVVec<T>, item: T) -> Result<(), CallError> {
+    list.push_within_capacity(item)
+        .map_err(CallError::of_memory)
 }

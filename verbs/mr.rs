@@ -3,8 +3,8 @@
 //! Memory regions.
 
 use super::{
+    destroyed,
     of,
-    to_result,
     Buffer,
     CallError,
     Consumer,
@@ -28,7 +28,8 @@ use kernel::{
 /// A memory region for fast registration, of one or more buffers: a work request opens it to the
 /// peer, and another closes it again.
 ///
-/// Deregistered when dropped, by `ib_dereg_mr_user()`.
+/// It has to be deregistered: dropping it does not do that, as somebody has to see to what it refers
+/// to if it stays.
 ///
 /// # Invariants
 ///
@@ -44,23 +45,45 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
     /// `SG_END`, which bindgen cannot evaluate: the last entry of a list.
     const SG_END: c_ulong = 2;
 
-    /// Allocates a memory region by `ib_alloc_mr()` and maps the buffers to it by `ib_map_mr_sg()`,
-    /// one behind the other. May sleep.
+    /// Allocates a memory region by `ib_alloc_mr()`, which has room for so many pages. May sleep.
     ///
     /// # Safety
     ///
-    /// The protection domain and the buffers must outlive the memory region.
+    /// The protection domain must outlive the memory region.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EINVAL` if the device's driver cannot map as much, or what that says.
-    pub(super) unsafe fn new(
-        pd: &ProtectionDomain<'d, C>,
-        buffers: &[Buffer<'d>],
-    ) -> Result<Self, CallError> {
+    /// `EOPNOTSUPP` if the device's driver has no such regions, `ENOMEM`, or what that says. That it
+    /// has them does not mean that they can be registered: `Capabilities::fast_registration`.
+    pub(super) unsafe fn alloc(pd: &ProtectionDomain<'d, C>, pages: usize) -> Result<Self> {
+        let pages = u32::try_from(pages)?;
+
+        // SAFETY: The protection domain is valid by its type invariant.
+        let ptr = from_err_ptr(unsafe {
+            bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
+        })?;
+
+        // INVARIANT: `ib_alloc_mr()` succeeded, the pointer goes nowhere else, and by the safety
+        // requirement the protection domain outlives this.
+        Ok(Self {
+            ptr: NonNull::new(ptr).ok_or(ENOMEM)?,
+            key: 0,
+            _pd: PhantomData,
+        })
+    }
+
+    /// Maps buffers to the region by `ib_map_mr_sg()`, one behind the other. May sleep.
+    ///
+    /// # Safety
+    ///
+    /// The buffers must be there for as long as somebody can use the region.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device's driver cannot map as much, or what that says; `ENOMEM`.
+    pub(super) unsafe fn map(&mut self, buffers: &[Buffer<'d>]) -> Result<(), CallError> {
         let mut list =
             KVVec::with_capacity(buffers.len(), GFP_KERNEL).map_err(CallError::of_memory)?;
-        let mut pages = 0u32;
 
         for buffer in buffers {
             let mut entry: kernel::bindings::scatterlist = pin_init::zeroed();
@@ -75,7 +98,6 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
                 entry.dma_length = entry.length;
             }
 
-            pages = pages.saturating_add(entry.length / PAGE_SIZE as u32);
             list.push_within_capacity(entry)
                 .map_err(CallError::of_memory)?;
         }
@@ -84,28 +106,14 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
 
         match list.last_mut() {
             Some(last) => last.page_link = Self::SG_END,
-            None => return Err(of("ib_alloc_mr")(EINVAL)),
+            None => return Err(of("ib_map_mr_sg")(EINVAL)),
         }
-
-        // SAFETY: The protection domain is valid by its type invariant.
-        let ptr = from_err_ptr(unsafe {
-            bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)
-        })
-        .map_err(of("ib_alloc_mr"))?;
-
-        // INVARIANT: `ib_alloc_mr()` succeeded, the pointer goes nowhere else, and by the safety
-        // requirement the protection domain outlives this.
-        let this = Self {
-            ptr: NonNull::new(ptr).ok_or(ENOMEM).map_err(of("ib_alloc_mr"))?,
-            key: 0,
-            _pd: PhantomData,
-        };
 
         // SAFETY: The region is valid by the type invariant. The list has as many entries, the last
         // of which says so, and is used during the call only.
         let mapped = unsafe {
             bindings::ib_map_mr_sg(
-                ptr,
+                self.as_raw(),
                 list.as_mut_ptr().cast(),
                 count,
                 null_mut(),
@@ -114,7 +122,7 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
         };
 
         match mapped {
-            mapped if mapped == count => Ok(this),
+            mapped if mapped == count => Ok(()),
             error if error < 0 => Err(Error::from_errno(error)),
             _ => Err(EINVAL),
         }
@@ -153,18 +161,14 @@ impl<'d, C: Consumer> MemoryRegion<'d, C> {
         // SAFETY: The region is valid by the type invariant.
         unsafe { (*self.as_raw()).iova }
     }
-}
 
-impl<C: Consumer> Drop for MemoryRegion<'_, C> {
-    fn drop(&mut self) {
+    /// Deregisters the region by `ib_dereg_mr_user()`; tells whether it is gone, or the device keeps
+    /// it. May sleep.
+    pub(super) fn deregister(self) -> bool {
         // SAFETY: By the type invariant this is the only call for this region. No user data goes
         // with a kernel object.
         let ret = unsafe { bindings::ib_dereg_mr_user(self.as_raw(), null_mut()) };
 
-        // A region that stays keeps its protection domain busy; it refers to nothing of this
-        // module.
-        if let Err(error) = to_result(ret) {
-            C::destroyed("ib_dereg_mr", Err(error));
-        }
+        destroyed::<C>("ib_dereg_mr", ret)
     }
 }

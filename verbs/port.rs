@@ -7,7 +7,6 @@ use super::{
     Device, //
 };
 use crate::bindings;
-use core::ptr::null_mut;
 use kernel::{
     error::from_err_ptr,
     fmt,
@@ -129,9 +128,10 @@ impl<'d> Port<'d> {
     /// Returns the addresses by which each of two ports can be reached from the other, of the same
     /// kind; those with the given GID indices, as far as they are given.
     ///
-    /// For RoCE, an entry of RoCE v2 for an IPv4 address is taken, else one for an IPv6 address, else
-    /// the link-local one, which every port has; or the first one that is like the one that is given
-    /// for the other port.
+    /// For RoCE, entries of RoCE v2 for IPv4 addresses are taken, else for IPv6 addresses, else the
+    /// link-local ones, which every port has; or the first one that is like the one that is given for
+    /// the other port. In any case those come first that are in the same VLAN: it may be that nothing
+    /// leads to another.
     ///
     /// # Errors
     ///
@@ -164,36 +164,59 @@ impl<'d> Port<'d> {
             None => None,
         };
 
-        let found = match (given, other_given) {
+        let find = |in_one_vlan| match (given, other_given) {
             (Some(a), Some(b)) => (!self.is_ethernet || a.is_compatible(&b)).then_some((a, b)),
-            (Some(a), None) => other.first(|b| b.is_like(&a)).map(|b| (a, b)),
-            (None, Some(b)) => self.first(|a| a.is_like(&b)).map(|a| (a, b)),
-            (None, None) => self.best(other),
+            (Some(a), None) => other.like(&a, in_one_vlan).map(|b| (a, b)),
+            (None, Some(b)) => self.like(&b, in_one_vlan).map(|a| (a, b)),
+            (None, None) => self.best(other, in_one_vlan),
         };
 
-        found.ok_or(PathError::NotAlike)
+        find(true)
+            .or_else(|| find(false))
+            .ok_or(PathError::NotAlike)
     }
 
-    /// Returns the address that the port has now with the GID of one it had before.
+    /// Returns the address that the port has now with the GID of one it had before, in the same VLAN:
+    /// link-local ones are the same in all of them.
     pub(crate) fn again(&self, former: &Address) -> Option<Address> {
-        self.first(|address| address.gid == former.gid && address.is_roce_v2 == former.is_roce_v2)
+        self.first(|address| {
+            address.gid == former.gid
+                && address.is_roce_v2 == former.is_roce_v2
+                && address.vlan == former.vlan
+        })
     }
 
-    /// Returns the best two addresses for RoCE v2.
-    fn best(&self, other: &Port<'_>) -> Option<(Address, Address)> {
+    /// Returns the best two addresses for RoCE v2, perhaps only of those in the same VLAN.
+    fn best(&self, other: &Port<'_>, in_one_vlan: bool) -> Option<(Address, Address)> {
         for kind in [Kind::Ipv4, Kind::Ipv6, Kind::LinkLocal] {
-            let is_good = |address: &Address| address.is_roce_v2 && address.kind() == kind;
+            let pair = self.search(|a| {
+                if a.is_roce_v2 && a.kind() == kind {
+                    other.like(&a, in_one_vlan).map(|b| (a, b))
+                } else {
+                    None
+                }
+            });
 
-            if let (Some(a), Some(b)) = (self.first(is_good), other.first(is_good)) {
-                return Some((a, b));
+            if pair.is_some() {
+                return pair;
             }
         }
 
         None
     }
 
+    /// Returns the first address that is like another port's, perhaps only of those in the same VLAN.
+    fn like(&self, other: &Address, in_one_vlan: bool) -> Option<Address> {
+        self.first(|address| address.is_like(other) && (address.vlan == other.vlan || !in_one_vlan))
+    }
+
     /// Returns the first address that is good.
     fn first(&self, is_good: impl Fn(&Address) -> bool) -> Option<Address> {
+        self.search(|address| is_good(&address).then_some(address))
+    }
+
+    /// Returns what is found for the first address for which something is.
+    fn search<T>(&self, look: impl Fn(Address) -> Option<T>) -> Option<T> {
         // A path has room for an index of eight bits.
         let count = u32::try_from(self.attributes.gid_tbl_len)
             .unwrap_or(0)
@@ -201,10 +224,11 @@ impl<'d> Port<'d> {
         let mut index = 0u32;
 
         while index < count {
-            match self.address(index) {
-                Ok(address) if is_good(&address) => return Some(address),
-                _ => index = index.saturating_add(1),
+            if let Some(found) = self.address(index).ok().and_then(&look) {
+                return Some(found);
             }
+
+            index = index.saturating_add(1);
         }
 
         None
@@ -230,12 +254,17 @@ impl<'d> Port<'d> {
             // All that InfiniBand has; Omni-Path's may have more.
             lid: self.attributes.lid as u16,
             mac: [0; 6],
+            vlan: Self::NO_VLAN,
         };
 
         let result = if self.is_ethernet {
-            // SAFETY: There is a reference to the entry. C writes six bytes.
+            // SAFETY: There is a reference to the entry. C writes a number and six bytes.
             to_result(unsafe {
-                bindings::rdma_read_gid_l2_fields(entry, null_mut(), address.mac.as_mut_ptr())
+                bindings::rdma_read_gid_l2_fields(
+                    entry,
+                    &mut address.vlan,
+                    address.mac.as_mut_ptr(),
+                )
             })
         } else {
             Ok(())
@@ -277,6 +306,9 @@ impl<'d> Port<'d> {
         path
     }
 
+    /// What `rdma_read_gid_l2_fields()` has for the number of no VLAN.
+    const NO_VLAN: u16 = 0xffff;
+
     /// Enough for a local link, and what `rdma_cm` has for it at least.
     const HOP_LIMIT: u8 = 64;
 
@@ -304,6 +336,7 @@ pub(crate) struct Address {
     is_roce_v2: bool,
     lid: u16,
     mac: [u8; 6],
+    vlan: u16,
 }
 
 impl Address {

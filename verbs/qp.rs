@@ -115,8 +115,9 @@ const ACK_TIMEOUT: u8 = 17;
 /// soft-RoCE takes that for without end (`rxe_completer()`).
 const RETRIES: u8 = 6;
 
-/// How often a message is sent again for which no receive was posted: without end.
-const RNR_RETRIES: u8 = 7;
+/// How often a message is sent again for which no receive was posted. Not without end, 7: receives
+/// are posted first, and one that is lost is to be told from a completion that is.
+const RNR_RETRIES: u8 = 6;
 
 /// How long the peer is to wait before that: 0.64 ms, by the table of the specification.
 const RNR_TIMER: u8 = 12;
@@ -386,7 +387,8 @@ impl<C: Consumer> Drop for QueuePairs<'_, C> {
 /// - `ptr` is a queue pair that `ib_create_qp_kernel()` returned and that nobody else destroys.
 /// - It uses `cq` for both directions, and `pd`.
 /// - If it `is_connected`, it has left the state `RESET`.
-/// - If it is not `is_drained`, it has left `RESET`; else nothing that was posted is outstanding.
+/// - If it is not `is_drained`, it has left `RESET`; else nothing that was posted is outstanding, as
+///   far as `ib_drain_qp()` can tell: of a device that fails it only warns.
 pub(super) struct QueuePair<'d, C: Consumer> {
     ptr: NonNull<bindings::ib_qp>,
     is_connected: bool,
@@ -459,6 +461,7 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
             // completion queue of `__ib_alloc_cq()`. Nobody else posts to it, as this borrows it.
             // Whoever posted has left room for one more in each of the queues.
             unsafe { bindings::ib_drain_qp(self.ptr.as_ptr()) };
+            // INVARIANT: It has been drained.
             self.is_drained = true;
         }
     }
@@ -613,34 +616,33 @@ impl<'d, C: Consumer> QueuePair<'d, C> {
     }
 }
 
-impl<C: Consumer> QueuePair<'_, C> {
-    /// Destroys the queue pair, as dropping it does; tells whether it is gone, or the device keeps
-    /// it. May sleep.
-    pub(super) fn destroy(self) -> bool {
+impl<'d, C: Consumer> QueuePair<'d, C> {
+    /// Destroys the queue pair and its completion queue, as dropping it does; returns its protection
+    /// domain, or `None` if the device keeps the queue pair. May sleep.
+    pub(super) fn destroy(self) -> Option<ProtectionDomain<'d, C>> {
         ManuallyDrop::new(self).destroy_in_place()
     }
 
     /// To be called once, by whoever does not use the queue pair any more.
-    fn destroy_in_place(&mut self) -> bool {
+    fn destroy_in_place(&mut self) -> Option<ProtectionDomain<'d, C>> {
         self.drain();
 
         // SAFETY: By the type invariant this is the only call for this queue pair, and the device
         // is still there.
         let ret = unsafe { destroy(self.ptr) };
-        let is_gone = destroyed::<C>("ib_destroy_qp", ret);
 
         // A queue pair that could not be destroyed goes on using the other two: they are leaked
         // with it.
-        if is_gone {
-            // SAFETY: Nobody uses the fields after this, and this is the only place that drops
-            // them.
-            unsafe {
-                ManuallyDrop::drop(&mut self.cq);
-                ManuallyDrop::drop(&mut self.pd);
-            }
+        if !destroyed::<C>("ib_destroy_qp", ret) {
+            return None;
         }
 
-        is_gone
+        // SAFETY: Nobody uses the fields after this, and this is the only place that takes them.
+        unsafe {
+            ManuallyDrop::drop(&mut self.cq);
+
+            Some(ManuallyDrop::take(&mut self.pd))
+        }
     }
 }
 

@@ -64,12 +64,15 @@ pub(crate) fn relax() {
 pub(crate) trait Job: Send + Unpin + 'static {
     /// Does it, once. May sleep, and may take long, but must return soon after `stop` is raised.
     fn run(&mut self, stop: &Stop);
+
+    /// It was called off before it has begun. May sleep.
+    fn called_off(&mut self);
 }
 
 /// A [`Job`] that is run in a work item of its own (`struct work_struct`).
 ///
-/// Dropping it raises the job's [`Stop`] and waits until the job has returned, or makes sure that it
-/// never runs.
+/// Dropping it raises the job's [`Stop`] and waits until the job has returned, or, if it has not begun,
+/// calls it off.
 ///
 /// # Invariants
 ///
@@ -156,6 +159,11 @@ impl<T: Job> PinnedDrop for Task<T> {
 
         // SAFETY: By the type invariant the work item is initialised. It is not queued any more, and
         // does not run any more, when this returns; no lock is held that the job takes.
-        unsafe { bindings::cancel_work_sync(self.work.get()) };
+        let is_called_off = unsafe { bindings::cancel_work_sync(self.work.get()) };
+
+        if is_called_off {
+            // SAFETY: The work item was pending and is not any more, so nobody else uses the job.
+            unsafe { &mut *self.job.get() }.called_off();
+        }
     }
 }

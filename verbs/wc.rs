@@ -319,8 +319,8 @@ impl Outstanding {
             }
 
             // SAFETY: It is written by this thread; or it has been written, which pairs with the
-            // release in `Entry::record_for_another_thread()`, and is not again before `begin()`, which is of this
-            // thread.
+            // release in `Entry::record_for_another_thread()`, and is not again before `begin()`,
+            // which is of this thread.
             let mut completion = unsafe { *entry.completion.get() };
 
             if is_bad && entry.is_repeated.load(Relaxed) != 0 {
@@ -348,6 +348,12 @@ impl Outstanding {
 ///
 /// One that comes once more is noticed until the entry is used for another work request; after that it
 /// cannot be told from that one's.
+///
+/// # Invariants
+///
+/// `outstanding` stays until the queue pair and its completion queue are gone; `cqe.done` is
+/// [`Entry::done()`] if its context is [`PollContext::Direct`], and else
+/// [`Entry::done_in_another_thread()`].
 #[repr(C)]
 pub(super) struct Entry {
     /// What `wr_cqe` points to; first, so that the entry is found.
@@ -366,10 +372,15 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn new(outstanding: &Outstanding, qp: *mut bindings::ib_qp) -> Self {
+        let done: unsafe extern "C" fn(_, _) = match outstanding.context {
+            PollContext::Direct => Self::done,
+            PollContext::Workqueue => Self::done_in_another_thread,
+        };
+
+        // INVARIANT: By the above; and the endpoint keeps what is outstanding, and its entries, until
+        // its queue pair and its completion queue are gone.
         Self {
-            cqe: bindings::ib_cqe {
-                done: Some(Self::done),
-            },
+            cqe: bindings::ib_cqe { done: Some(done) },
             outstanding: outstanding.into(),
             qp,
             completion: UnsafeCell::new(WorkCompletion::NONE),
@@ -378,7 +389,7 @@ impl Entry {
         }
     }
 
-    /// `ib_cqe.done`.
+    /// `ib_cqe.done`, where completions come in the thread that posts.
     ///
     /// # Safety
     ///
@@ -386,22 +397,48 @@ impl Entry {
     /// `cqe` of an `Entry`.
     unsafe extern "C" fn done(_cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
         // SAFETY: By the safety requirement.
+        if let Some((entry, completion)) = unsafe { Self::completed(wc) } {
+            // SAFETY: This is its `cqe.done`, so by the type invariant its context is `Direct`.
+            unsafe { entry.record(&completion) };
+        }
+    }
+
+    /// `ib_cqe.done`, where completions come in another thread: two functions, so that neither takes
+    /// what only the other needs.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Self::done()`].
+    unsafe extern "C" fn done_in_another_thread(
+        _cq: *mut bindings::ib_cq,
+        wc: *mut bindings::ib_wc,
+    ) {
+        // SAFETY: By the safety requirement.
+        if let Some((entry, completion)) = unsafe { Self::completed(wc) } {
+            entry.record_for_another_thread(&completion);
+        }
+    }
+
+    /// Returns the entry that a completion belongs to, and what is recorded there.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Self::done()`]. The entry may be used until that has returned.
+    #[inline(always)]
+    unsafe fn completed<'a>(wc: *mut bindings::ib_wc) -> Option<(&'a Self, WorkCompletion)> {
+        // SAFETY: By the safety requirement.
         let wc = unsafe { &*wc };
 
         // SAFETY: By the safety requirement this is the first member of an entry. The endpoint keeps
         // it until its queue pair and its completion queue are gone.
         let entry = unsafe { &*wc.__bindgen_anon_1.wr_cqe.cast::<Self>() };
 
-        entry.complete(wc);
-    }
-
-    fn complete(&self, wc: &bindings::ib_wc) {
         if (cfg!(krdma_smoke_bug = "lost-completion")
             && wc.opcode == bindings::ib_wc_opcode_IB_WC_FETCH_ADD)
             || (cfg!(krdma_smoke_bug = "lost-flush")
                 && wc.status == bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR)
         {
-            return;
+            return None;
         }
 
         // Before anything is read of `wc`, which would have to be kept over the call.
@@ -412,7 +449,7 @@ impl Entry {
 
         let completion = WorkCompletion {
             times: 1,
-            is_own: wc.qp == self.qp
+            is_own: wc.qp == entry.qp
                 && !(cfg!(krdma_smoke_bug = "wrong-qp")
                     && wc.opcode == bindings::ib_wc_opcode_IB_WC_COMP_SWAP),
             status: Status(wc.status),
@@ -423,36 +460,46 @@ impl Entry {
             time,
         };
 
-        // SAFETY: The endpoint keeps it until its queue pair and its completion queue are gone.
-        let outstanding = unsafe { self.outstanding.as_ref() };
+        Some((entry, completion))
+    }
 
-        match outstanding.context {
-            PollContext::Direct => {
-                let recorded = self.completion.get();
+    /// Returns what it is one of.
+    fn outstanding(&self) -> &Outstanding {
+        // SAFETY: By the type invariant it is there as long as completions come.
+        unsafe { self.outstanding.as_ref() }
+    }
 
-                // SAFETY: By the type invariant of `Outstanding` this is the thread that it belongs
-                // to.
-                if unsafe { (*recorded).times } == 0 {
-                    // SAFETY: As above; what it has lent has completed, and this has not.
-                    unsafe { *recorded = completion };
-                    outstanding.complete(PollContext::Direct, &completion);
-                } else {
-                    self.repeat(outstanding);
-                }
-            }
-            PollContext::Workqueue => self.record_for_another_thread(outstanding, completion),
+    /// Records a completion, in the thread that posts.
+    ///
+    /// # Safety
+    ///
+    /// The context of what is outstanding must be [`PollContext::Direct`].
+    unsafe fn record(&self, completion: &WorkCompletion) {
+        let outstanding = self.outstanding();
+        let recorded = self.completion.get();
+
+        // SAFETY: By the safety requirement, and the type invariant of `Outstanding`, this is the
+        // thread that it belongs to.
+        if unsafe { (*recorded).times } == 0 {
+            // SAFETY: As above; what it has lent has completed, and this has not.
+            unsafe { *recorded = *completion };
+            outstanding.complete(PollContext::Direct, completion);
+        } else {
+            self.repeat(outstanding);
         }
     }
 
-    #[inline(never)]
-    fn record_for_another_thread(&self, outstanding: &Outstanding, completion: WorkCompletion) {
+    /// Records a completion for the thread that posts, whichever that is.
+    fn record_for_another_thread(&self, completion: &WorkCompletion) {
+        let outstanding = self.outstanding();
+
         // Pairs with the release in `begin_for_another_thread()`.
         if self.is_recorded.load(Acquire) == 0 {
             // SAFETY: Nobody else uses it before it is said to be recorded: completions of one queue
             // come one after another.
-            unsafe { *self.completion.get() = completion };
+            unsafe { *self.completion.get() = *completion };
             self.is_recorded.store(1, Release);
-            outstanding.complete(PollContext::Workqueue, &completion);
+            outstanding.complete(PollContext::Workqueue, completion);
         } else {
             self.repeat(outstanding);
         }

@@ -44,6 +44,20 @@ impl Request {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
     }
 
+    /// Returns what it has to be allowed to do to the peer's memory: `enum ib_access_flags`.
+    pub(super) fn access(self) -> bindings::ib_access_flags {
+        match self {
+            Self::Send | Self::SendWithImmediate => 0,
+            Self::Write | Self::WriteWithImmediate => {
+                bindings::ib_access_flags_IB_ACCESS_REMOTE_WRITE
+            }
+            Self::Read => bindings::ib_access_flags_IB_ACCESS_REMOTE_READ,
+            Self::CompareAndSwap | Self::FetchAndAdd => {
+                bindings::ib_access_flags_IB_ACCESS_REMOTE_ATOMIC
+            }
+        }
+    }
+
     fn wr_opcode(self) -> bindings::ib_wr_opcode {
         match self {
             Self::Send => bindings::ib_wr_opcode_IB_WR_SEND,
