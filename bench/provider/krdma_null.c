@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * RDMA devices that are nothing but memory: what is posted has been done, and
- * has completed, when posting returns (unless completions are to come late, for
- * tests). What a client takes of the processor's time can be told by them, for
- * they leave it nothing to wait for.
+ * has completed, when posting returns (unless completions are to come late or to
+ * fail, for tests). What a client takes of the processor's time can be told by
+ * them, for they leave it nothing to wait for.
  *
  * Both ends of a connection are on the same device. There are messages between
  * reliable-connected queue pairs, and memory regions for fast registration; no
@@ -12,6 +12,9 @@
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/device/faux.h>
+#include <linux/dma-mapping.h>
+#include <linux/io.h>
 #include <linux/jiffies.h>
 #include <linux/log2.h>
 #include <linux/module.h>
@@ -33,7 +36,26 @@ static unsigned int late;
 module_param(late, uint, 0444);
 MODULE_PARM_DESC(late, "Number of completions, of all, that come 2.5 s after one another (default: 0)");
 
-/* Protects `late`, and when the next one comes. */
+static unsigned int fail;
+module_param(fail, uint, 0444);
+MODULE_PARM_DESC(fail, "Number of the send that fails, which is told 0.1 s after those behind it are flushed (default: 0, none)");
+
+static bool no_atomics;
+module_param(no_atomics, bool, 0444);
+MODULE_PARM_DESC(no_atomics, "The kernel's atomics are not taken, though there are some (default: N)");
+
+static bool no_registration;
+module_param(no_registration, bool, 0444);
+MODULE_PARM_DESC(no_registration, "Memory cannot be registered by work requests (default: N)");
+
+static bool dma;
+module_param(dma, bool, 0444);
+MODULE_PARM_DESC(dma, "Memory has the addresses that it has on a bus, not virtual ones (default: N)");
+
+/* What is on that bus, if there is one. */
+static struct faux_device *on_bus;
+
+/* Protects `late`, and when the next one comes, and `fail`. */
 static DEFINE_SPINLOCK(late_lock);
 static unsigned long late_next;
 
@@ -41,6 +63,7 @@ static unsigned long late_next;
 #define DEPTH_MAX	16384
 #define PAGES_MAX	1024
 #define LATE_BY		(5 * HZ / 2)
+#define CAUSE_LATE_BY	(HZ / 10)
 
 /* From this one on, lists of messages are marked: this, twice as many, ... */
 #define FIRST_MARKED	64
@@ -68,6 +91,10 @@ struct null_cq {
 	u32 mask;
 	bool is_armed;
 	struct ib_wc *ring;
+	/* Why the others were flushed, and from when on that is told. */
+	bool has_cause;
+	unsigned long cause_at;
+	struct ib_wc cause;
 };
 
 struct null_receive {
@@ -128,6 +155,24 @@ static void null_complete(struct ib_cq *ib_cq, const struct ib_wc *wc)
 		ib_cq->comp_handler(ib_cq, ib_cq->cq_context);
 }
 
+/* For a queue that is polled: nobody is notified. */
+static void null_complete_late(struct ib_cq *ib_cq, const struct ib_wc *wc)
+{
+	struct null_cq *cq = to_cq(ib_cq);
+
+	guard(spinlock_irqsave)(&cq->lock);
+	cq->has_cause = true;
+	cq->cause_at = jiffies + CAUSE_LATE_BY;
+	cq->cause = *wc;
+}
+
+/* Returns what has an address for the devices. */
+static void *null_memory(u64 address)
+{
+	/* There is nothing between the bus and memory. */
+	return on_bus ? phys_to_virt(address) : (void *)(uintptr_t)address;
+}
+
 /* Returns the region that the key opens, if all of the memory is in it. */
 static struct null_mr *null_remote(struct null_device *device, u64 address,
 				   u32 key, u32 length)
@@ -147,9 +192,8 @@ static void *null_at(const struct null_mr *mr, u64 address)
 {
 	u64 offset = address - (mr->ib.iova & PAGE_MASK);
 
-	/* There is no DMA: addresses are virtual. */
-	return (void *)(uintptr_t)(mr->pages[offset / PAGE_SIZE] +
-				   offset_in_page(offset));
+	return null_memory(mr->pages[offset / PAGE_SIZE] +
+			   offset_in_page(offset));
 }
 
 /* Copies to a region, or from it. */
@@ -198,8 +242,7 @@ static enum ib_wc_status null_receive(struct null_qp *peer,
 			return IB_WC_REM_INV_REQ_ERR;
 		peer->head++;
 		if (data)
-			memcpy((void *)(uintptr_t)receive->sge.addr, data,
-			       length);
+			memcpy(null_memory(receive->sge.addr), data, length);
 		wc.wr_cqe = receive->cqe;
 	}
 
@@ -245,7 +288,7 @@ static enum ib_wc_status null_execute(struct null_qp *qp,
 	struct null_device *device = to_device(qp->ib.device);
 	struct null_qp *peer = xa_load(&device->qps, qp->peer);
 	const struct ib_sge *sge = wr->num_sge ? wr->sg_list : NULL;
-	void *local = sge ? (void *)(uintptr_t)sge->addr : NULL;
+	void *local = sge ? null_memory(sge->addr) : NULL;
 	u32 length = sge ? sge->length : 0;
 	struct null_mr *mr;
 
@@ -298,6 +341,28 @@ static enum ib_wc_status null_execute(struct null_qp *qp,
 	}
 }
 
+/* Tells whether a work request is one that is not taken. */
+static bool null_is_refused(const struct ib_send_wr *wr)
+{
+	switch (wr->opcode) {
+	case IB_WR_ATOMIC_CMP_AND_SWP:
+	case IB_WR_ATOMIC_FETCH_AND_ADD:
+		return no_atomics;
+	case IB_WR_REG_MR:
+	case IB_WR_LOCAL_INV:
+		return no_registration;
+	default:
+		return false;
+	}
+}
+
+/* Tells whether this send is the one that is to fail. */
+static bool null_is_to_fail(void)
+{
+	guard(spinlock_irqsave)(&late_lock);
+	return fail && !--fail;
+}
+
 static int null_post_send(struct ib_qp *ib_qp, const struct ib_send_wr *wr,
 			  const struct ib_send_wr **bad)
 {
@@ -324,8 +389,18 @@ static int null_post_send(struct ib_qp *ib_qp, const struct ib_send_wr *wr,
 			.qp = ib_qp,
 		};
 
+		if (null_is_refused(wr)) {
+			*bad = wr;
+			return -EOPNOTSUPP;
+		}
+
 		if (qp->state == IB_QPS_ERR) {
 			wc.status = IB_WC_WR_FLUSH_ERR;
+		} else if (fail && null_is_to_fail()) {
+			wc.status = IB_WC_RETRY_EXC_ERR;
+			qp->state = IB_QPS_ERR;
+			null_complete_late(ib_qp->send_cq, &wc);
+			continue;
 		} else if (qp->state == IB_QPS_RTS) {
 			wc.status = null_execute(qp, wr, &wc);
 			if (wc.status != IB_WC_SUCCESS)
@@ -407,6 +482,12 @@ static int null_poll_cq(struct ib_cq *ib_cq, int count, struct ib_wc *wc)
 			break;
 		wc[i] = cq->ring[cq->head++ & cq->mask];
 	}
+
+	if (i < count && cq->has_cause &&
+	    time_after_eq(jiffies, cq->cause_at)) {
+		cq->has_cause = false;
+		wc[i++] = cq->cause;
+	}
 	return i;
 }
 
@@ -474,6 +555,12 @@ static int null_modify_qp(struct ib_qp *ib_qp, struct ib_qp_attr *attr,
 {
 	struct null_qp *qp = to_qp(ib_qp);
 
+	/* All ports are number 1, and so is their LID. */
+	if (mask & IB_QP_AV &&
+	    (attr->ah_attr.type != RDMA_AH_ATTR_TYPE_IB ||
+	     rdma_ah_get_dlid(&attr->ah_attr) != 1 ||
+	     rdma_ah_get_port_num(&attr->ah_attr) != 1))
+		return -EINVAL;
 	if (mask & IB_QP_DEST_QPN)
 		qp->peer = attr->dest_qp_num;
 	if (!(mask & IB_QP_STATE))
@@ -591,6 +678,8 @@ static int null_query_device(struct ib_device *device,
 	attr->max_qp = 65536;
 	attr->max_qp_wr = DEPTH_MAX;
 	attr->kernel_cap_flags = IBK_LOCAL_DMA_LKEY;
+	if (!no_registration)
+		attr->device_cap_flags = IB_DEVICE_MEM_MGT_EXTENSIONS;
 	attr->max_send_sge = 1;
 	attr->max_recv_sge = 1;
 	attr->max_sge_rd = 1;
@@ -705,13 +794,30 @@ static struct null_device *null_register_device(unsigned int number)
 	ib_set_device_ops(&device->ib, &null_ops);
 
 	snprintf(name, sizeof(name), "null%u", number);
-	ret = ib_register_device(&device->ib, name, NULL);
+	ret = ib_register_device(&device->ib, name,
+				 on_bus ? &on_bus->dev : NULL);
 	if (ret) {
 		ib_dealloc_device(&device->ib);
 		return ERR_PTR(ret);
 	}
 
 	return device;
+}
+
+static int null_create_on_bus(void)
+{
+	static struct device_dma_parameters parameters;
+	int ret;
+
+	on_bus = faux_device_create("krdma_null", NULL, NULL);
+	if (!on_bus)
+		return -ENODEV;
+
+	on_bus->dev.dma_parms = &parameters;
+	ret = dma_coerce_mask_and_coherent(&on_bus->dev, DMA_BIT_MASK(64));
+	if (ret)
+		faux_device_destroy(on_bus);
+	return ret;
 }
 
 static void null_unregister_devices(unsigned int count)
@@ -722,14 +828,24 @@ static void null_unregister_devices(unsigned int count)
 		xa_destroy(&all[count]->regions);
 		ib_dealloc_device(&all[count]->ib);
 	}
+
+	if (on_bus)
+		faux_device_destroy(on_bus);
 }
 
 static int __init null_init(void)
 {
 	unsigned int i;
+	int ret;
 
 	if (devices > DEVICES_MAX)
 		return -EINVAL;
+
+	if (dma) {
+		ret = null_create_on_bus();
+		if (ret)
+			return ret;
+	}
 
 	for (i = 0; i < devices; i++) {
 		all[i] = null_register_device(i);

@@ -26,8 +26,7 @@ static void end_destroy(struct end_qps *end)
 	int first_error = qps_destroy(end->qps, end->n_qps);
 
 	/* One that could not be destroyed goes on using the other two. */
-	wire_destroyed("ib_destroy_qp", first_error);
-	if (first_error)
+	if (!wire_destroyed("ib_destroy_qp", first_error))
 		return;
 
 	if (end->cq)
@@ -103,9 +102,9 @@ static int end_fill(struct end_qps *end, const struct run *run, u32 count,
 }
 
 static int connect_all(const struct run *run, struct end_qps ends[SIDES],
-		       const struct address addresses[SIDES], u32 count,
-		       struct failure *failure)
+		       u32 count, struct failure *failure)
 {
+	const struct address *addresses = run->addresses;
 	const struct port *ports = run->ports;
 	const struct qp_attr attr = {};
 	u32 i;
@@ -136,9 +135,8 @@ static int connect_all(const struct run *run, struct end_qps ends[SIDES],
  * Makes queue pairs at both ends and connects them; returns how long that took,
  * from the first call that creates one until all are in the state RTS.
  */
-int connections_make(const struct run *run,
-		     const struct address addresses[SIDES], u32 count,
-		     u64 *elapsed, struct failure *failure)
+int connections_make(const struct run *run, u32 count, u64 *elapsed,
+		     struct failure *failure)
 {
 	struct end_qps ends[SIDES] = {};
 	u64 start;
@@ -154,7 +152,7 @@ int connections_make(const struct run *run,
 	if (!ret)
 		ret = end_fill(&ends[THERE], run, count, failure);
 	if (!ret)
-		ret = connect_all(run, ends, addresses, count, failure);
+		ret = connect_all(run, ends, count, failure);
 	*elapsed = ktime_get_ns() - start;
 
 	end_destroy(&ends[THERE]);

@@ -7,6 +7,7 @@
 #include "krdma_smoke_c.h"
 
 #include <linux/dma-mapping.h>
+#include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/scatterlist.h>
@@ -32,8 +33,8 @@
 /* Not the most that there is, 7: soft-RoCE takes that for without end. */
 #define RETRIES		6
 
-/* Without end. */
-#define RNR_RETRIES	7
+/* Not without end, 7: a receive that is lost is to be told. */
+#define RNR_RETRIES	6
 
 /* 0.64 ms. */
 #define RNR_TIMER	12
@@ -58,12 +59,14 @@ const struct request requests[REQUESTS] = {
 		.name = "rdma_write",
 		.wr_opcode = IB_WR_RDMA_WRITE,
 		.wc_opcode = IB_WC_RDMA_WRITE,
+		.access = IB_ACCESS_REMOTE_WRITE,
 		.needs_read_behind = true,
 	},
 	{
 		.name = "rdma_write_with_imm",
 		.wr_opcode = IB_WR_RDMA_WRITE_WITH_IMM,
 		.wc_opcode = IB_WC_RDMA_WRITE,
+		.access = IB_ACCESS_REMOTE_WRITE,
 		.has_immediate = true,
 		.is_received = true,
 	},
@@ -71,12 +74,14 @@ const struct request requests[REQUESTS] = {
 		.name = "rdma_read",
 		.wr_opcode = IB_WR_RDMA_READ,
 		.wc_opcode = IB_WC_RDMA_READ,
+		.access = IB_ACCESS_REMOTE_READ,
 		.is_returned = true,
 	},
 	{
 		.name = "compare_swap",
 		.wr_opcode = IB_WR_ATOMIC_CMP_AND_SWP,
 		.wc_opcode = IB_WC_COMP_SWAP,
+		.access = IB_ACCESS_REMOTE_ATOMIC,
 		.is_atomic = true,
 		.is_returned = true,
 		.needs_read_behind = true,
@@ -85,6 +90,7 @@ const struct request requests[REQUESTS] = {
 		.name = "fetch_add",
 		.wr_opcode = IB_WR_ATOMIC_FETCH_AND_ADD,
 		.wc_opcode = IB_WC_FETCH_ADD,
+		.access = IB_ACCESS_REMOTE_ATOMIC,
 		.is_atomic = true,
 		.is_returned = true,
 		.needs_read_behind = true,
@@ -93,15 +99,6 @@ const struct request requests[REQUESTS] = {
 
 const struct request *const send_request = &requests[0];
 const struct request *const read_request = &requests[4];
-
-/* A region that stays refers to nothing of this module. */
-static void region_destroy(struct region *region)
-{
-	int ret = ib_dereg_mr(region->mr);
-
-	if (ret)
-		smoke_kept("ib_dereg_mr", ret);
-}
 
 static int buffer_allocate(struct buffer *buffer, struct ib_device *device,
 			   size_t size)
@@ -134,12 +131,10 @@ static void buffer_free(struct buffer *buffer, struct ib_device *device)
 }
 
 /* Maps buffers to a region, one behind the other. */
-static int region_create(struct region *region, struct ib_pd *pd,
-			 const struct buffer *buffers, u32 count,
-			 struct failure *failure)
+static int region_map(struct region *region, const struct buffer *buffers,
+		      u32 count, struct failure *failure)
 {
 	struct scatterlist *list;
-	u32 pages = 0;
 	u32 i;
 	int ret;
 
@@ -156,27 +151,13 @@ static int region_create(struct region *region, struct ib_pd *pd,
 		list[i].length = buffers[i].size;
 		sg_dma_address(&list[i]) = buffers[i].address;
 		sg_dma_len(&list[i]) = buffers[i].size;
-		pages += buffers[i].size / PAGE_SIZE;
-	}
-
-	region->mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG, pages);
-	if (IS_ERR(region->mr)) {
-		ret = failed_call(failure, "ib_alloc_mr", PTR_ERR(region->mr));
-		goto out;
 	}
 
 	ret = ib_map_mr_sg(region->mr, list, count, NULL, PAGE_SIZE);
-	if (ret != count) {
-		region_destroy(region);
-		ret = failed_call(failure, "ib_map_mr_sg",
-				  ret < 0 ? ret : -EINVAL);
-		goto out;
-	}
-
-	ret = 0;
-out:
 	kvfree(list);
-	return ret;
+	if (ret == count)
+		return 0;
+	return failed_call(failure, "ib_map_mr_sg", ret < 0 ? ret : -EINVAL);
 }
 
 static void outstanding_init(struct outstanding *outstanding,
@@ -311,28 +292,39 @@ static int endpoint_create_regions(struct endpoint *ep,
 				   const struct endpoint_attr *attr,
 				   struct failure *failure)
 {
-	u32 pages = min(ep->device->attrs.max_fast_reg_page_list_len,
-			REGION_PAGES);
-	u32 each = max(pages / (u32)(ep->buffers[0].size / PAGE_SIZE), 1U);
-	u32 count = DIV_ROUND_UP(attr->depth, each);
-	u32 first;
+	u32 most = min(ep->device->attrs.max_fast_reg_page_list_len,
+		       REGION_PAGES);
+	u32 pages = ep->buffers[0].size / PAGE_SIZE;
+	u32 each = max(most / pages, 1U);
+	u32 first, count;
 	int ret;
 
 	ep->buffers_per_region = each;
-	ep->regions = kcalloc(count, sizeof(*ep->regions), GFP_KERNEL);
+	ep->regions = kvcalloc(DIV_ROUND_UP(attr->depth, each),
+			       sizeof(*ep->regions), GFP_KERNEL);
 	if (!ep->regions)
 		return failed_call(failure, "allocating memory", -ENOMEM);
 
-	for (first = 0; first < attr->depth; first += each) {
+	for (first = 0; first < attr->depth; first += count) {
+		struct region *region = &ep->regions[ep->n_regions];
+		struct ib_mr *mr;
+
 		if (!attr->goes_on(attr->goes_on_context))
 			return failed_call(failure, "creating an endpoint",
 					   -EINTR);
-		ret = region_create(&ep->regions[ep->n_regions], ep->pd,
-				    &ep->buffers[first],
-				    min(attr->depth - first, each), failure);
+
+		count = min(attr->depth - first, each);
+		mr = ib_alloc_mr(ep->pd, IB_MR_TYPE_MEM_REG, pages * count);
+		if (IS_ERR(mr))
+			return failed_call(failure, "ib_alloc_mr", PTR_ERR(mr));
+
+		/* From now on endpoint_destroy() sees to it. */
+		region->mr = mr;
+		ep->n_regions++;
+
+		ret = region_map(region, &ep->buffers[first], count, failure);
 		if (ret)
 			return ret;
-		ep->n_regions++;
 	}
 
 	return 0;
@@ -345,13 +337,13 @@ static int endpoint_create_memory(struct endpoint *ep,
 	u32 depth = attr->depth;
 	int ret;
 
-	ep->sends = kcalloc(depth + 1, sizeof(*ep->sends), GFP_KERNEL);
-	ep->receives = kcalloc(depth, sizeof(*ep->receives), GFP_KERNEL);
-	ep->send_entries = kcalloc(depth + 1, sizeof(*ep->send_entries),
-				   GFP_KERNEL);
-	ep->receive_entries = kcalloc(depth, sizeof(*ep->receive_entries),
-				      GFP_KERNEL);
-	ep->buffers = kcalloc(depth + 1, sizeof(*ep->buffers), GFP_KERNEL);
+	ep->sends = kvcalloc(depth + 1, sizeof(*ep->sends), GFP_KERNEL);
+	ep->receives = kvcalloc(depth, sizeof(*ep->receives), GFP_KERNEL);
+	ep->send_entries = kvcalloc(depth + 1, sizeof(*ep->send_entries),
+				    GFP_KERNEL);
+	ep->receive_entries = kvcalloc(depth, sizeof(*ep->receive_entries),
+				       GFP_KERNEL);
+	ep->buffers = kvcalloc(depth + 1, sizeof(*ep->buffers), GFP_KERNEL);
 	if (!ep->sends || !ep->receives || !ep->send_entries ||
 	    !ep->receive_entries || !ep->buffers)
 		return failed_call(failure, "allocating memory", -ENOMEM);
@@ -376,33 +368,41 @@ static int endpoint_create_memory(struct endpoint *ep,
 	return attr->is_target ? endpoint_create_regions(ep, attr, failure) : 0;
 }
 
-/* Tells whether buffers leave others as much memory as they take. */
-static bool buffers_are_affordable(size_t count, size_t size)
+/*
+ * Tells whether the buffers of two such endpoints, each perhaps of a power of
+ * two of pages, leave others as much memory as they take.
+ */
+bool endpoint_pair_is_affordable(const struct endpoint_attr *attr)
 {
-	size_t pages = max(DIV_ROUND_UP(size, PAGE_SIZE), 1UL) * count;
+	size_t pages = max(DIV_ROUND_UP(attr->size, PAGE_SIZE), 1UL);
+	size_t wanted = roundup_pow_of_two(pages) * attr->depth * 2;
 	long available = si_mem_available();
 
-	return available > 0 && pages <= available / 2;
+	return available > 0 && wanted <= available / 2;
 }
 
-int endpoint_create(struct endpoint *ep, struct ib_device *device,
+/* The caller destroys what is created. */
+int endpoint_create(struct endpoint **created, struct ib_device *device,
 		    const struct endpoint_attr *attr, struct failure *failure)
 {
+	struct endpoint *ep;
 	int ret;
 
-	memset(ep, 0, sizeof(*ep));
+	ep = kzalloc_obj(*ep);
+	if (!ep)
+		return failed_call(failure, "allocating memory", -ENOMEM);
+
 	ep->device = device;
 	ep->context = attr->context;
 	ep->depth = attr->depth;
-
-	if (!buffers_are_affordable(attr->depth, attr->size))
-		return failed_call(failure, "allocating memory", -ENOMEM);
 
 	ret = endpoint_create_objects(ep, attr, failure);
 	if (!ret)
 		ret = endpoint_create_memory(ep, attr, failure);
 	if (ret)
 		endpoint_destroy(ep);
+	else
+		*created = ep;
 	return ret;
 }
 
@@ -456,39 +456,42 @@ static void endpoint_drain(struct endpoint *ep)
 /* Also of an endpoint that is not complete. */
 void endpoint_destroy(struct endpoint *ep)
 {
-	int ret = 0;
+	bool are_gone = true;
+	struct ib_mr *mr;
 	u32 i;
 
 	endpoint_drain(ep);
 
-	for (i = 0; i < ep->n_regions; i++)
-		region_destroy(&ep->regions[i]);
+	while (ep->n_regions) {
+		mr = ep->regions[--ep->n_regions].mr;
+		are_gone &= wire_destroyed("ib_dereg_mr", ib_dereg_mr(mr));
+	}
 
-	if (ep->qp) {
-		ret = ib_destroy_qp(ep->qp);
-		wire_destroyed("ib_destroy_qp", ret);
-	}
-	/* One that could not be destroyed goes on using the other two. */
-	if (!ret) {
-		if (ep->cq)
-			ib_free_cq(ep->cq);
-		if (ep->pd)
-			wire_destroyed("ib_dealloc_pd",
-				       ib_dealloc_pd_user(ep->pd, NULL));
-	}
+	if (ep->qp && !wire_destroyed("ib_destroy_qp", ib_destroy_qp(ep->qp)))
+		return;
+	if (ep->cq)
+		ib_free_cq(ep->cq);
+
+	/* What stays goes on using the rest, which is leaked with it. */
+	if (!are_gone)
+		return;
+	if (ep->pd)
+		wire_destroyed("ib_dealloc_pd",
+			       ib_dealloc_pd_user(ep->pd, NULL));
 
 	for (i = 0; i < ep->n_buffers; i++)
 		buffer_free(&ep->buffers[i], ep->device);
 
-	kfree(ep->regions);
-	kfree(ep->buffers);
-	kfree(ep->sends);
-	kfree(ep->receives);
-	kfree(ep->send_entries);
-	kfree(ep->receive_entries);
+	kvfree(ep->regions);
+	kvfree(ep->buffers);
+	kvfree(ep->sends);
+	kvfree(ep->receives);
+	kvfree(ep->send_entries);
+	kvfree(ep->receive_entries);
+	kfree(ep);
 }
 
-/* What the peer may do to registered memory. */
+/* What the peer may ask of the queue pair, as far as memory is open to it. */
 static int endpoint_access(const struct endpoint *ep)
 {
 	int access = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_READ |
@@ -652,10 +655,15 @@ void endpoint_prepare_receives(struct endpoint *ep, u32 count, size_t length)
 	}
 }
 
-/* Opens the buffers to the peer, under new keys. */
-void endpoint_prepare_registrations(struct endpoint *ep)
+/* Opens the buffers to the peer, under new keys, for requests of one kind. */
+void endpoint_prepare_registrations(struct endpoint *ep,
+				    const struct request *request)
 {
+	int access = IB_ACCESS_LOCAL_WRITE | request->access;
 	u32 i;
+
+	if (request->needs_read_behind)
+		access |= IB_ACCESS_REMOTE_READ;
 
 	ep->request = NULL;
 	for (i = 0; i < ep->n_regions; i++) {
@@ -669,7 +677,7 @@ void endpoint_prepare_registrations(struct endpoint *ep)
 		wr->send.send_flags = IB_SEND_SIGNALED;
 		wr->reg.mr = region->mr;
 		wr->reg.key = region->mr->rkey;
-		wr->reg.access = endpoint_access(ep);
+		wr->reg.access = access;
 	}
 
 	endpoint_link(ep, ep->n_regions, ep->n_regions);
@@ -700,7 +708,7 @@ void endpoint_falsify_first_key(struct endpoint *ep)
 	ep->sends[0].rdma.rkey = ~ep->sends[0].rdma.rkey;
 }
 
-int endpoint_post(struct endpoint *ep, struct failure *failure)
+int endpoint_post(struct endpoint *ep)
 {
 	const struct ib_send_wr *bad;
 	int ret;
@@ -713,7 +721,7 @@ int endpoint_post(struct endpoint *ep, struct failure *failure)
 		ep->is_used = true;
 		ret = ib_post_send(ep->qp, &ep->sends[0].send, &bad);
 	}
-	return ret ? failed_call(failure, "ib_post_send", ret) : 0;
+	return ret;
 }
 
 int endpoint_post_receives(struct endpoint *ep, struct failure *failure)

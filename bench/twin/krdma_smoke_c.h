@@ -124,8 +124,7 @@ void resources_destroy(struct resources *resources);
 void smoke_cq_event(struct ib_event *event, void *context);
 void smoke_qp_event(struct ib_event *event, void *context);
 void smoke_failed(const char *step, int error);
-void smoke_kept(const char *function, int error);
-void wire_destroyed(const char *function, int error);
+bool wire_destroyed(const char *function, int error);
 int qps_destroy(struct ib_qp **qps, unsigned int n_qps);
 
 /* Which end of the connection: the device under test, or its peer. */
@@ -166,12 +165,20 @@ int settings_parse(struct settings *settings, const char *sizes,
 
 /* peer.c */
 
-/* The device at the other end of every connection, while it has the name. */
+/* The device at the other end of every connection. */
 struct peer {
 	const char *name;
 	char *shown;
 	/* Protects what follows. */
 	struct mutex lock;
+	/* Of those that have the name, the last to come first. */
+	struct list_head offers;
+};
+
+/* A device that may be the peer. */
+struct offer {
+	/* Empty while it does not have the name. */
+	struct list_head node;
 	struct ib_device *device;
 	struct stop *stop;
 };
@@ -181,11 +188,10 @@ void peer_destroy(struct peer *peer);
 bool peer_is_there(struct peer *peer);
 struct ib_device *peer_current(struct peer *peer, struct stop **stop);
 
-struct stop *offer_create(struct peer *peer, struct ib_device *device,
-			  const char *name);
-void offer_rename(struct peer *peer, struct stop *stop,
-		  struct ib_device *device, const char *name);
-void offer_destroy(struct peer *peer, struct stop *stop);
+struct offer *offer_create(struct peer *peer, struct ib_device *device,
+			   const char *name);
+void offer_rename(struct peer *peer, struct offer *offer, const char *name);
+void offer_destroy(struct peer *peer, struct offer *offer);
 
 /* histogram.c */
 
@@ -270,6 +276,7 @@ struct address {
 	bool is_roce_v2;
 	u16 lid;
 	u8 mac[ETH_ALEN];
+	u16 vlan;
 };
 
 /* "xxxx:" times eight. */
@@ -282,6 +289,8 @@ int port_find(struct port *port, struct ib_device *device, u32 wanted,
 int port_addresses(const struct port *here, const struct port *there,
 		   int index, int other_index, struct address *from,
 		   struct address *to, struct failure *failure);
+int port_address_again(const struct port *port, struct address *address,
+		       struct failure *failure);
 void port_path(const struct port *port, const struct address *from,
 	       const struct address *to, struct rdma_ah_attr *path);
 
@@ -319,6 +328,7 @@ enum outcome {
 	OUTCOME_CONNECTED,
 	OUTCOME_FLUSHED,
 	OUTCOME_BAD,
+	OUTCOME_SKIPPED,
 };
 
 /* What was measured in a test. */
@@ -344,7 +354,8 @@ struct line {
 		struct measured measured;
 		u64 elapsed;
 		u32 flushed;
-		char *error;
+		/* Why it failed, or could not be run. */
+		char *reason;
 	};
 };
 
@@ -393,6 +404,9 @@ enum failure_kind {
 	FAILURE_NONE,
 	FAILURE_STOPPED,
 	FAILURE_CALL,
+	/* A work request was not taken, perhaps as the driver has none such. */
+	FAILURE_POST,
+	FAILURE_REFUSED,
 	FAILURE_COMPLETION,
 	FAILURE_LOST,
 	FAILURE_REPEATED,
@@ -406,6 +420,7 @@ enum failure_kind {
 	FAILURE_PORT_DOWN,
 	FAILURE_PORT_QUERY,
 	FAILURE_NO_SUCH_GID,
+	FAILURE_GID_GONE,
 	FAILURE_NO_PATH,
 	FAILURE_DEPTH,
 	FAILURE_SIZE,
@@ -429,6 +444,7 @@ struct failure {
 	enum ib_wc_status status;
 	u32 vendor_err;
 	size_t offset;
+	union ib_gid gid;
 	/* A negative one is not known. */
 	int qp_state;
 };
@@ -438,6 +454,15 @@ static inline int failed_call(struct failure *failure, const char *function,
 {
 	failure->kind = FAILURE_CALL;
 	failure->what = function;
+	failure->error = error;
+	return error;
+}
+
+static inline int failed_post(struct failure *failure, const char *of,
+			      bool is_refused, int error)
+{
+	failure->kind = is_refused ? FAILURE_REFUSED : FAILURE_POST;
+	failure->what = of;
 	failure->error = error;
 	return error;
 }
@@ -453,6 +478,8 @@ struct request {
 	const char *name;
 	enum ib_wr_opcode wr_opcode;
 	enum ib_wc_opcode wc_opcode;
+	/* What it has to be allowed to do to the peer's memory. */
+	int access;
 	bool is_atomic;
 	bool has_immediate;
 	/* It takes a receive of the target. */
@@ -562,7 +589,8 @@ struct endpoint_attr {
 };
 
 u32 endpoint_max_depth(const struct ib_device *device);
-int endpoint_create(struct endpoint *ep, struct ib_device *device,
+bool endpoint_pair_is_affordable(const struct endpoint_attr *attr);
+int endpoint_create(struct endpoint **created, struct ib_device *device,
 		    const struct endpoint_attr *attr, struct failure *failure);
 void endpoint_destroy(struct endpoint *ep);
 /* How a queue pair is to work with its peer, beside the path. */
@@ -584,10 +612,11 @@ void endpoint_prepare(struct endpoint *ep, const struct request *request,
 		      u32 count, size_t length, const struct endpoint *peer,
 		      bool read_behind);
 void endpoint_prepare_receives(struct endpoint *ep, u32 count, size_t length);
-void endpoint_prepare_registrations(struct endpoint *ep);
+void endpoint_prepare_registrations(struct endpoint *ep,
+				    const struct request *request);
 void endpoint_prepare_invalidations(struct endpoint *ep);
 void endpoint_falsify_first_key(struct endpoint *ep);
-int endpoint_post(struct endpoint *ep, struct failure *failure);
+int endpoint_post(struct endpoint *ep);
 int endpoint_post_receives(struct endpoint *ep, struct failure *failure);
 void endpoint_poll(struct endpoint *ep);
 int endpoint_state(const struct endpoint *ep);
@@ -666,8 +695,9 @@ struct run {
 	/* Its own device is going, the peer is, if there is one, or the module. */
 	const bool *stops[3];
 	struct port ports[SIDES];
-	struct endpoint requester;
-	struct endpoint target;
+	struct address addresses[SIDES];
+	struct endpoint *requester;
+	struct endpoint *target;
 	bool is_connected;
 	/* The target's memory is open to the requester. */
 	bool is_open;
@@ -685,8 +715,7 @@ char *failure_text(const struct failure *failure);
 
 /* connections.c */
 
-int connections_make(const struct run *run,
-		     const struct address addresses[SIDES], u32 count,
-		     u64 *elapsed, struct failure *failure);
+int connections_make(const struct run *run, u32 count, u64 *elapsed,
+		     struct failure *failure);
 
 #endif

@@ -76,7 +76,7 @@ MODULE_PARM_DESC(port,
 
 module_param_named(gid_index, settings.ends[HERE].gid_index, int, 0444);
 MODULE_PARM_DESC(gid_index,
-		 "Index of the GID for RoCE; -1 for the first of RoCE v2 with an IP address (default: -1)");
+		 "Index of the GID for RoCE; -1 for one of RoCE v2 that goes with the other end (default: -1)");
 
 module_param_named(connections, settings.connections, uint, 0444);
 MODULE_PARM_DESC(connections,
@@ -115,7 +115,7 @@ static struct {
 /* What is kept for a device. */
 struct kept {
 	/* There is a peer, which it may be. */
-	struct stop *offer;
+	struct offer *offer;
 	/* What was made on it stays until it goes, whatever its name is. */
 	bool is_taken;
 	struct resources resources;
@@ -295,8 +295,9 @@ static int krdma_smoke_add(struct ib_device *device)
 	if (has_peer) {
 		kept->offer = offer_create(&the_peer, device, name);
 		if (!kept->offer)
-			pr_err("no memory for peer " NAME_FMT
-			       ", it is ignored\n", NAME_ARGS(name));
+			pr_err("no memory for RDMA device " NAME_FMT
+			       " to be a peer; load the module again\n",
+			       NAME_ARGS(name));
 	}
 
 	/* Every device is kept, as one that is not wanted can be renamed. */
@@ -315,7 +316,7 @@ static void krdma_smoke_rename(struct ib_device *device, void *client_data)
 	if (!kept)
 		return;
 	if (kept->offer)
-		offer_rename(&the_peer, kept->offer, device, name);
+		offer_rename(&the_peer, kept->offer, name);
 	if (!kept->is_taken)
 		consider(device, name, kept);
 	else if (kept->traffic)
@@ -348,8 +349,11 @@ static int prepare_traffic(void)
 {
 	int ret;
 
-	if (!settings.messages)
+	if (!settings.messages) {
+		if (settings.connections || settings.errors || *peer)
+			pr_notice("connections=, errors= and peer= have no effect without traffic=\n");
 		return 0;
+	}
 
 	if (*peer) {
 		ret = peer_init(&the_peer, peer);

@@ -10,6 +10,7 @@
 int peer_init(struct peer *peer, const char *name)
 {
 	mutex_init(&peer->lock);
+	INIT_LIST_HEAD(&peer->offers);
 	peer->name = name;
 	peer->shown = kasprintf(GFP_KERNEL, NAME_FMT, NAME_ARGS(name));
 	return peer->shown ? 0 : -ENOMEM;
@@ -23,70 +24,60 @@ void peer_destroy(struct peer *peer)
 bool peer_is_there(struct peer *peer)
 {
 	guard(mutex)(&peer->lock);
-	return peer->device;
+	return !list_empty(&peer->offers);
 }
 
 /* Returns references to the device and to what tells that it is going. */
 struct ib_device *peer_current(struct peer *peer, struct stop **stop)
 {
+	struct offer *last;
+
 	guard(mutex)(&peer->lock);
 
-	if (!peer->device)
+	last = list_first_entry_or_null(&peer->offers, struct offer, node);
+	if (!last)
 		return NULL;
 
-	device_hold(peer->device);
-	*stop = stop_get(peer->stop);
-	return peer->device;
+	device_hold(last->device);
+	*stop = stop_get(last->stop);
+	return last->device;
 }
 
-static void peer_replace(struct peer *peer, struct ib_device *device,
-			 struct stop *stop)
-{
-	struct ib_device *former_device = peer->device;
-	struct stop *former_stop = peer->stop;
-
-	peer->device = device;
-	peer->stop = stop;
-	if (former_device) {
-		ib_device_put(former_device);
-		stop_put(former_stop);
-	}
-}
-
-static void offer_withdraw(struct peer *peer, struct stop *stop)
+void offer_rename(struct peer *peer, struct offer *offer, const char *name)
 {
 	guard(mutex)(&peer->lock);
 
-	if (peer->stop == stop)
-		peer_replace(peer, NULL, NULL);
+	if (strcmp(peer->name, name))
+		list_del_init(&offer->node);
+	else if (list_empty(&offer->node))
+		list_add(&offer->node, &peer->offers);
 }
 
-void offer_rename(struct peer *peer, struct stop *stop,
-		  struct ib_device *device, const char *name)
+struct offer *offer_create(struct peer *peer, struct ib_device *device,
+			   const char *name)
 {
-	if (strcmp(peer->name, name)) {
-		offer_withdraw(peer, stop);
-		return;
+	struct offer *offer = kzalloc_obj(*offer);
+
+	if (!offer)
+		return NULL;
+
+	offer->stop = stop_create();
+	if (!offer->stop) {
+		kfree(offer);
+		return NULL;
 	}
 
-	device_hold(device);
-	guard(mutex)(&peer->lock);
-	peer_replace(peer, device, stop_get(stop));
+	INIT_LIST_HEAD(&offer->node);
+	offer->device = device;
+	offer_rename(peer, offer, name);
+	return offer;
 }
 
-struct stop *offer_create(struct peer *peer, struct ib_device *device,
-			  const char *name)
+void offer_destroy(struct peer *peer, struct offer *offer)
 {
-	struct stop *stop = stop_create();
-
-	if (stop)
-		offer_rename(peer, stop, device, name);
-	return stop;
-}
-
-void offer_destroy(struct peer *peer, struct stop *stop)
-{
-	raise(&stop->raised);
-	offer_withdraw(peer, stop);
-	stop_put(stop);
+	raise(&offer->stop->raised);
+	scoped_guard(mutex, &peer->lock)
+		list_del(&offer->node);
+	stop_put(offer->stop);
+	kfree(offer);
 }

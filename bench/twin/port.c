@@ -9,6 +9,9 @@
 #include <net/ipv6.h>
 #include <rdma/ib_cache.h>
 
+/* What rdma_read_gid_l2_fields() has for no VLAN. */
+#define NO_VLAN		0xffff
+
 /* Enough for a local link, and what rdma_cm has for it at least. */
 #define HOP_LIMIT	64
 
@@ -85,8 +88,10 @@ static int port_address(const struct port *port, u32 index,
 	address->is_roce_v2 = entry->gid_type == IB_GID_TYPE_ROCE_UDP_ENCAP;
 	address->lid = port->attr.lid;
 	eth_zero_addr(address->mac);
+	address->vlan = NO_VLAN;
 	if (port->is_ethernet)
-		ret = rdma_read_gid_l2_fields(entry, NULL, address->mac);
+		ret = rdma_read_gid_l2_fields(entry, &address->vlan,
+					      address->mac);
 
 	rdma_put_gid_attr(entry);
 	return ret;
@@ -104,47 +109,62 @@ static enum gid_kind gid_kind(const union ib_gid *gid)
 	return GID_IPV6;
 }
 
-/* Returns the first address of a kind. */
-static bool port_first_address(const struct port *port, bool is_roce_v2,
-			       enum gid_kind kind, struct address *address)
+static u32 port_addresses_max(const struct port *port)
 {
 	/* A path has room for an index of eight bits. */
-	u32 count = clamp(port->attr.gid_tbl_len, 0, 256);
-	u32 index;
-
-	for (index = 0; index < count; index++) {
-		if (!port_address(port, index, address) &&
-		    address->is_roce_v2 == is_roce_v2 &&
-		    gid_kind(&address->gid) == kind)
-			return true;
-	}
-
-	return false;
+	return clamp(port->attr.gid_tbl_len, 0, 256);
 }
 
 /* Returns the first address of the same kind as one of another port. */
 static bool port_like_address(const struct port *port,
-			      const struct address *other,
+			      const struct address *other, bool in_one_vlan,
 			      struct address *address)
 {
-	return port_first_address(port, other->is_roce_v2,
-				  gid_kind(&other->gid), address);
-}
+	enum gid_kind kind = gid_kind(&other->gid);
+	u32 index;
 
-/* Returns the best two addresses for RoCE v2. */
-static bool port_best_addresses(const struct port *here,
-				const struct port *there,
-				struct address *from, struct address *to)
-{
-	enum gid_kind kind;
-
-	for (kind = GID_IPV4; kind < GID_KINDS; kind++) {
-		if (port_first_address(here, true, kind, from) &&
-		    port_first_address(there, true, kind, to))
+	for (index = 0; index < port_addresses_max(port); index++) {
+		if (!port_address(port, index, address) &&
+		    address->is_roce_v2 == other->is_roce_v2 &&
+		    gid_kind(&address->gid) == kind &&
+		    (address->vlan == other->vlan || !in_one_vlan))
 			return true;
 	}
 
 	return false;
+}
+
+/* Returns the best two addresses for RoCE v2. */
+static bool port_best_addresses(const struct port *here,
+				const struct port *there, bool in_one_vlan,
+				struct address *from, struct address *to)
+{
+	enum gid_kind kind;
+	u32 index;
+
+	for (kind = GID_IPV4; kind < GID_KINDS; kind++) {
+		for (index = 0; index < port_addresses_max(here); index++) {
+			if (!port_address(here, index, from) &&
+			    from->is_roce_v2 && gid_kind(&from->gid) == kind &&
+			    port_like_address(there, from, in_one_vlan, to))
+				return true;
+		}
+	}
+
+	return false;
+}
+
+/* Returns two addresses, of which one may be given. */
+static bool port_find_addresses(const struct port *here,
+				const struct port *there, int index,
+				int other_index, bool in_one_vlan,
+				struct address *from, struct address *to)
+{
+	if (index >= 0)
+		return port_like_address(there, from, in_one_vlan, to);
+	if (other_index >= 0)
+		return port_like_address(here, to, in_one_vlan, from);
+	return port_best_addresses(here, there, in_one_vlan, from, to);
 }
 
 /* Tells whether packets for RoCE can go from one to the other. */
@@ -194,16 +214,40 @@ int port_addresses(const struct port *here, const struct port *there,
 	if (other_index >= 0 && port_address(there, other_index, to))
 		return no_such_gid(failure, THERE, other_index);
 
-	if (index >= 0 && other_index >= 0)
+	if (index >= 0 && other_index >= 0) {
 		found = !here->is_ethernet || address_is_compatible(from, to);
-	else if (index >= 0)
-		found = port_like_address(there, from, to);
-	else if (other_index >= 0)
-		found = port_like_address(here, to, from);
-	else
-		found = port_best_addresses(here, there, from, to);
+	} else {
+		/* It may be that nothing leads from one VLAN to another. */
+		found = port_find_addresses(here, there, index, other_index,
+					    true, from, to) ||
+			port_find_addresses(here, there, index, other_index,
+					    false, from, to);
+	}
 
 	return found ? 0 : no_path(failure);
+}
+
+/* Finds an address again, whose index and hardware address may have changed. */
+int port_address_again(const struct port *port, struct address *address,
+		       struct failure *failure)
+{
+	struct address now;
+	u32 index;
+
+	for (index = 0; index < port_addresses_max(port); index++) {
+		/* Link-local GIDs are the same in all VLANs. */
+		if (!port_address(port, index, &now) &&
+		    now.is_roce_v2 == address->is_roce_v2 &&
+		    now.vlan == address->vlan &&
+		    !memcmp(&now.gid, &address->gid, sizeof(now.gid))) {
+			*address = now;
+			return 0;
+		}
+	}
+
+	failure->kind = FAILURE_GID_GONE;
+	failure->gid = address->gid;
+	return -ENOENT;
 }
 
 /* The other port is on the same link: it is the next hop itself. */

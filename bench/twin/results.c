@@ -27,7 +27,7 @@ int results_init(struct results *results, const struct settings *settings)
 {
 	mutex_init(&results->lock);
 	results->context = settings->context;
-	results->depth = settings->depth;
+	results->depth = min(settings->depth, settings->messages);
 	results->lines = kvcalloc(LINES_MAX, sizeof(*results->lines),
 				  GFP_KERNEL);
 	return results->lines ? 0 : -ENOMEM;
@@ -47,8 +47,9 @@ void results_destroy(struct results *results)
 	     line++) {
 		if (line->outcome == OUTCOME_GOOD)
 			measured_destroy(&line->measured);
-		else if (line->outcome == OUTCOME_BAD)
-			kfree(line->error);
+		else if (line->outcome == OUTCOME_BAD ||
+			 line->outcome == OUTCOME_SKIPPED)
+			kfree(line->reason);
 	}
 
 	kvfree(results->lines);
@@ -57,9 +58,12 @@ void results_destroy(struct results *results)
 	kfree(results->reason);
 }
 
+/* Also again, for ends that have changed. */
 void results_begin(struct results *results, const struct end ends[SIDES])
 {
 	guard(mutex)(&results->lock);
+	kfree(results->ends[HERE].device);
+	kfree(results->ends[THERE].device);
 	memcpy(results->ends, ends, sizeof(results->ends));
 	results->has_ends = true;
 }
@@ -180,7 +184,11 @@ void results_write(struct results *results, struct seq_file *seq)
 			break;
 		case OUTCOME_BAD:
 			seq_puts(seq, "\"error\": ");
-			write_text(seq, line->error);
+			write_text(seq, line->reason);
+			break;
+		case OUTCOME_SKIPPED:
+			seq_puts(seq, "\"skipped\": ");
+			write_text(seq, line->reason);
 			break;
 		}
 		seq_putc(seq, '}');

@@ -13,27 +13,25 @@ void smoke_failed(const char *step, int error)
 	pr_err("%s failed, ret=%d\n", step, error);
 }
 
-/* An object that still exists refers to this module, which has to stay. */
-void smoke_kept(const char *function, int error)
+/*
+ * Tells whether the object is gone. Nobody has asked, so only what could not be
+ * destroyed is said: it refers to this module, which has to stay.
+ */
+bool wire_destroyed(const char *function, int error)
 {
+	if (!error)
+		return true;
+
+	__module_get(THIS_MODULE);
 	smoke_failed(function, error);
 	pr_err("the driver keeps an object that refers to this module; reboot\n");
-}
-
-/* Nobody has asked, so only what could not be destroyed is told. */
-void wire_destroyed(const char *function, int error)
-{
-	if (error) {
-		__module_get(THIS_MODULE);
-		smoke_kept(function, error);
-	}
+	return false;
 }
 
 /* Says how destroying went, and tells whether the object is gone. */
 static bool destroyed(const char *function, int error)
 {
-	wire_destroyed(function, error);
-	if (error)
+	if (!wire_destroyed(function, error))
 		return false;
 
 	pr_info("%s success\n", function);

@@ -45,11 +45,38 @@ static bool is_iwarp(const struct ib_device *device)
 	return device->node_type == RDMA_NODE_RNIC;
 }
 
+/* Returns why traffic has failed, as a text to be freed. */
+static char *why_failed(const struct run *run, int ret,
+			const struct failure *failure)
+{
+	const char *first = run->first ?: "see above";
+	char *last, *text;
+
+	if (!run->failures)
+		return failure_text(failure);
+	if (!ret)
+		return kasprintf(GFP_KERNEL, "%u of %u tests, first %s",
+				 run->failures, run->tests, first);
+
+	last = failure_text(failure);
+	if (!last)
+		return NULL;
+
+	text = kasprintf(GFP_KERNEL, "%u of %u tests, first %s; then %s",
+			 run->failures, run->tests, first, last);
+	kfree(last);
+	return text;
+}
+
 /* Runs everything between two devices, which may be the same. */
 static enum state traffic_between(struct traffic *traffic,
 				  struct ib_device *there,
 				  const bool *peer_stop, char **reason)
 {
+	const char *names[SIDES] = {
+		[HERE] = traffic->name,
+		[THERE] = traffic->peer ? traffic->peer->shown : traffic->name,
+	};
 	struct failure failure = {};
 	enum state state;
 	struct run *run;
@@ -58,6 +85,13 @@ static enum state traffic_between(struct traffic *traffic,
 	if (is_iwarp(traffic->device) || is_iwarp(there)) {
 		*reason = kstrdup("iWARP needs the connection manager",
 				  GFP_KERNEL);
+		return STATE_SKIPPED;
+	}
+
+	if (!(there->attrs.device_cap_flags & IB_DEVICE_MEM_MGT_EXTENSIONS)) {
+		*reason = kasprintf(GFP_KERNEL,
+				    "the driver of %s has no fast registration of memory (IB_DEVICE_MEM_MGT_EXTENSIONS)",
+				    names[THERE]);
 		return STATE_SKIPPED;
 	}
 
@@ -70,8 +104,7 @@ static enum state traffic_between(struct traffic *traffic,
 
 	run->settings = traffic->settings;
 	run->prefix = traffic->prefix;
-	run->names[HERE] = traffic->name;
-	run->names[THERE] = traffic->peer ? traffic->peer->shown : traffic->name;
+	memcpy(run->names, names, sizeof(names));
 	run->results = &traffic->results;
 	run->latencies = &traffic->latencies;
 	run->deliveries = &traffic->deliveries;
@@ -84,18 +117,13 @@ static enum state traffic_between(struct traffic *traffic,
 	ret = run_all(run, &failure);
 	run_destroy(run);
 
-	if (ret && failure.kind == FAILURE_STOPPED) {
+	if (ret && failure.kind == FAILURE_STOPPED && !run->failures) {
 		state = STATE_STOPPED;
-	} else if (ret) {
-		state = STATE_FAILED;
-		*reason = failure_text(&failure);
-	} else if (!run->failures) {
+	} else if (!ret && !run->failures) {
 		state = STATE_SUCCESS;
 	} else {
 		state = STATE_FAILED;
-		*reason = kasprintf(GFP_KERNEL, "%u of %u tests, first %s",
-				    run->failures, run->tests,
-				    run->first ?: "see above");
+		*reason = why_failed(run, ret, &failure);
 	}
 
 	kfree(run->first);
@@ -103,10 +131,25 @@ static enum state traffic_between(struct traffic *traffic,
 	return state;
 }
 
+/* Says, and keeps, how it went; the reason belongs to the results then. */
+static void traffic_end(struct traffic *traffic, enum state state, char *reason)
+{
+	const char *prefix = traffic->prefix;
+
+	/* First the results: whoever waits for the line looks at them next. */
+	results_end(&traffic->results, state, reason);
+
+	if (state == STATE_FAILED && reason)
+		pr_err("%straffic smoke failed: %s\n", prefix, reason);
+	else if (state == STATE_SKIPPED && reason)
+		pr_info("%straffic smoke skipped: %s\n", prefix, reason);
+	else
+		pr_info("%straffic smoke %s\n", prefix, state_name(state));
+}
+
 static void traffic_work(struct work_struct *work)
 {
 	struct traffic *traffic = container_of(work, struct traffic, work);
-	const char *prefix = traffic->prefix;
 	enum state state = STATE_STOPPED;
 	struct ib_device *there;
 	char *reason = NULL;
@@ -125,15 +168,7 @@ static void traffic_work(struct work_struct *work)
 		}
 	}
 
-	/* First the results: whoever waits for the line looks at them next. */
-	results_end(&traffic->results, state, reason);
-
-	if (state == STATE_FAILED && reason)
-		pr_err("%straffic smoke failed: %s\n", prefix, reason);
-	else if (state == STATE_SKIPPED && reason)
-		pr_info("%straffic smoke skipped: %s\n", prefix, reason);
-	else
-		pr_info("%straffic smoke %s\n", prefix, state_name(state));
+	traffic_end(traffic, state, reason);
 }
 
 static void traffic_free(struct traffic *traffic)
@@ -194,7 +229,9 @@ err:
 void traffic_stop(struct traffic *traffic)
 {
 	raise(&traffic->stop);
-	cancel_work_sync(&traffic->work);
+	/* If it has not begun, nobody else says so. */
+	if (cancel_work_sync(&traffic->work))
+		traffic_end(traffic, STATE_STOPPED, NULL);
 	results_file_remove(&traffic->file);
 	traffic_free(traffic);
 }
