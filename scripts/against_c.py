@@ -39,7 +39,7 @@ _CALLBACKS = "deepest stack of what `ib_core` calls"
 
 # The functions that ib_core calls, in Rust and in C.
 _IB_CORE = re.compile(
-    r"_callback|5Entry4done|krdma_smoke_(add|remove|rename)$|entry_done$|smoke_(completion|\w+_event)$"
+    r"_callback|5Entry\d+done|krdma_smoke_(add|remove|rename)$|entry_done$|smoke_(completion|\w+_event)$"
 )
 
 _NOTES = (

@@ -22,6 +22,8 @@ class Arch:
     """The processor to emulate, with all that QEMU knows."""
     console: str
     """The first serial port's name in the guest."""
+    parameters: tuple[str, ...] = ()
+    """What the kernel has to be told in a guest, whose processors may have to wait for the host."""
 
 
 AMD64 = Arch(
@@ -32,6 +34,9 @@ AMD64 = Arch(
     # Five-level page tables, which are newest, have had KASAN see wild accesses while Linux boots.
     cpu="max,la57=off",
     console="ttyS0",
+    # What has a kernel stop for good while it boots if a processor of its waits for the host: it
+    # tries the timer once, and watches the time with interrupts off, where jiffies stand still.
+    parameters=("no_timer_check", "tsc=reliable"),
 )
 
 ARM64 = Arch(

@@ -28,13 +28,13 @@ from buildroot import SID, TRIXIE, TRIXIE_ARM64, BuildRoot, Recipe
 from report import Failure, Step, main, run, step
 
 # To be raised when `_make` makes something else of the same packages.
-_RECIPE = "3"
+_RECIPE = "4"
 
 # What of the kernel can be loaded in the virtual machine, besides what these need; one that a
 # kernel does not have is left out.
 _GUEST_MODULES = (
     *("ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe", "siw"),
-    *("dummy", "veth"),
+    *("dummy", "veth", "8021q"),
 )
 
 # The file of an entry that lists what was added to Debian's headers, as paths below /usr/src.

@@ -32,8 +32,8 @@ for path in "$PWD" "$kdir" "${RUSTC:-}" "${BINDGEN:-}"; do
 done
 
 if [ ! -e "$kdir/Makefile" ]; then
-	say "no kernel build tree at $kdir; install the headers of $kver" \
-		"(Debian, Ubuntu: linux-headers-$kver; Fedora: kernel-devel-$kver) or set KDIR"
+	say "no kernel build tree at $kdir; install the headers of $kver, which must have Rust" \
+		"(Debian, Ubuntu: linux-headers-$kver; Fedora: kernel-devel-$kver), or set KDIR"
 	exit 1
 elif [ ! -e "$kdir/include/config/auto.conf" ]; then
 	say "$kdir is not configured as a kernel build tree (no include/config/auto.conf); set KDIR"
@@ -44,6 +44,12 @@ if [ -s "$kdir/include/config/kernel.release" ]; then
 	kver=$(cat "$kdir/include/config/kernel.release")
 fi
 
+# What the kernel's Rust crates offer changes from one to the next.
+if [ "$(printf '7.2\n%s\n' "$kver" | sort -V | head -n 1)" != 7.2 ]; then
+	say "Linux $kver is too old: 7.2 or later is needed; choose another kernel"
+	exit 1
+fi
+
 if [ -z "$(config CONFIG_INFINIBAND)" ]; then
 	say "the kernel has no RDMA (CONFIG_INFINIBAND is not set); choose another kernel"
 fi
@@ -52,6 +58,11 @@ if [ "$(config CONFIG_RUST)" != y ]; then
 	say "the kernel has no Rust (CONFIG_RUST is not set); choose another kernel," \
 		"such as that of Debian trixie-backports"
 	exit 1
+fi
+
+if [ "$(config CONFIG_DEBUG_FS)" != y ]; then
+	say "the kernel has no debugfs (CONFIG_DEBUG_FS is not set), where the module shows results;" \
+		"choose another kernel"
 fi
 
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then

@@ -34,9 +34,23 @@ RETURNED = ("ib_destroy_qp success", "ib_destroy_cq success", "ib_dealloc_pd suc
 INIT = (f"init, target rdma_dev_name={DEVICE}",)
 EXIT = ("exit",)
 
+# Its tests of traffic, in their order.
+MESSAGES = ("send_recv", "send_with_imm", "rdma_write", "rdma_write_with_imm", "rdma_read")
+ATOMICS = ("compare_swap", "fetch_add")
+
 _ADD = f"rdma link add {DEVICE} type rxe netdev net0"
 _SHOW = "rdma resource show pd && rdma resource show cq && rdma resource show qp"
 
+# Data that it moves, and what it says of that: a line for each kind of message, all of this size.
+_TRAFFIC = (
+    f"insmod /krdma_smoke.ko rdma_dev_name={DEVICE} traffic=100 sizes=4096"
+    " && grep -q 'traffic smoke ' /dev/kmsg && rmmod krdma_smoke"
+)
+_MOVED = (
+    rf"traffic from {DEVICE} port 1 .* to {DEVICE} port 1 .*",
+    *(rf"{test} \d+B depth 1: 100 ok, .*" for test in MESSAGES + ATOMICS),
+    "traffic smoke success",
+)
 
 _PREFIX = "krdma_smoke: "
 
@@ -73,7 +87,8 @@ _STEPS: tuple[tuple[str, str, Callable[[Result], bool]], ...] = (
     ("the device goes away", f"rdma link delete {DEVICE}", lambda r: says(r, RETURNED)),
     ("the device comes back and is taken again", _ADD, lambda r: says(r, TAKEN)),
     ("the module is unloaded", "rmmod krdma_smoke", lambda r: says(r, EXIT + RETURNED)),
-    ("nothing is left", _SHOW, lambda r: _objects(r) == 0),
+    ("data moves", _TRAFFIC, lambda r: says(r, INIT + TAKEN + _MOVED + EXIT + RETURNED)),
+    ("nothing is left", f"{_SHOW} && rdma resource show mr", lambda r: _objects(r) == 0),
 )
 
 

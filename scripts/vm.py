@@ -8,6 +8,7 @@ kernel log over the serial console, so that neither can be taken for the other.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import selectors
@@ -35,20 +36,25 @@ _DYNAMIC = ("/usr/bin/dash", "/usr/bin/kmod", "/usr/bin/ip", "/usr/bin/rdma")
 
 # A line of the kernel log that no run may have.
 SPLAT = re.compile(
-    r"kernel BUG at|WARNING:|BUG:|Oops:|Kernel panic|general protection fault|Internal error"
+    r"kernel BUG at|WARNING:|\bBUG\b|Oops:|Kernel panic|general protection fault|Internal error"
     r"|possible recursive locking|circular locking|inconsistent lock state|suspicious RCU"
     r"|scheduling while atomic|sleeping function called|refcount_t:|blocked for more than"
-    r"|UBSAN:|KASAN:|KCSAN:|unreferenced object|rust_kernel: panicked|rust_kernel:.*panic"
+    r"|UBSAN:|KASAN:|KCSAN:|unreferenced object|INFO: trying to register"
+    r"|rust_kernel: panicked|rust_kernel:.*panic"
 )
 
 # How long a guest may be silent before it is taken for dead, in seconds. Software emulation on a
 # busy machine is slow; nothing is concluded from a run being slow.
 _SILENCE = 300.0
 
-# A guest that is silent for so long while it boots, in seconds, is stuck: now and then the clock of
-# an emulated machine stops when its host is busy. It is booted anew: nothing of ours has run.
+# A guest that is silent for so long while it boots, in seconds, is stuck: Linux does not expect a
+# processor to stand still, as it does when the host is busy. One that does not come up is booted
+# anew: nothing of ours has run.
 _BOOT_SILENCE = 60.0
 _BOOT_ATTEMPTS = 3
+
+# How long a guest that is stuck may be silent when it is asked what its processors do, in seconds.
+_LAST_WORDS = 30.0
 
 # With hardware virtualisation the guest is up within a few seconds, or it will not come up.
 _KVM_BOOT = 15.0
@@ -83,14 +89,16 @@ class Vm:
         processors: int = 2,
         memory: str = "512M",
         firmware: Firmware | None = None,
+        parameters: Sequence[str] = (),
         options: Sequence[str] = (),
         directories: Sequence[Path] = (),
         programs: Path | None = None,
     ) -> None:
         """Prepare a guest with `files` (name there: file here); `log` takes its kernel log.
 
-        `firmware` is what it starts with in place of QEMU's BIOS. `options` are more of QEMU's,
-        which may write to the `directories`. `programs` is a tree of more programs, as below `/`.
+        `firmware` is what it starts with in place of QEMU's BIOS. `parameters` are more of its
+        kernel's, `options` more of QEMU's, which may write to the `directories`. `programs` is a
+        tree of more programs, as below `/`.
         """
         self._root = root
         self._arch = root.recipe.arch
@@ -101,6 +109,7 @@ class Vm:
         self._processors = processors
         self._memory = memory
         self._firmware = firmware
+        self._parameters = parameters
         self._options = options
         self._directories = directories
         self._programs = programs
@@ -124,7 +133,8 @@ class Vm:
                 break
             except GuestDied:
                 self._stop()
-                if attempt == _BOOT_ATTEMPTS or not self._stuck:
+                # A kernel that complains is not to be booted until it does not.
+                if attempt == _BOOT_ATTEMPTS or self.splats():
                     raise
             except BaseException:
                 self._stop()
@@ -137,7 +147,11 @@ class Vm:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stop()
+        try:
+            if value and self._stuck:
+                value.add_note(self._interrupt())
+        finally:
+            self._stop()
 
     @property
     def log(self) -> tuple[str, ...]:
@@ -246,6 +260,7 @@ class Vm:
 
     def _start(self) -> None:
         self._control, guest = socket.socketpair()
+        self._monitor, monitor = socket.socketpair()
         kvm = self._accelerator == "kvm"
         if kvm and not os.access("/dev/kvm", os.R_OK | os.W_OK):
             raise Failure("ACCEL=kvm: /dev/kvm is missing or not yours to use; leave ACCEL out")
@@ -253,6 +268,10 @@ class Vm:
             *(f"console={self._arch.console}", "ignore_loglevel", "printk.devkmsg=on", "panic=-1"),
             # What only says that the emulation is slow.
             *("nowatchdog", "rcupdate.rcu_cpu_stall_suppress=1"),
+            # What a guest that is stuck says when it is interrupted.
+            *("unknown_nmi_panic", "panic_sys_info=all_bt,timers"),
+            *self._arch.parameters,
+            *self._parameters,
         ]
         command: list[str | Path] = [
             *(*self._arch.qemu, "-nodefaults", "-no-user-config", "-no-reboot"),
@@ -266,6 +285,7 @@ class Vm:
             *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
             *("-chardev", f"socket,id=control,fd={guest.fileno()}"),
             *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=control"),
+            *("-chardev", f"socket,id=monitor,fd={monitor.fileno()}", "-mon", "chardev=monitor"),
             *self._options,
         ]
         readable, writable = [self._directory, self._kernel.path], [*self._directories]
@@ -294,9 +314,10 @@ class Vm:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            pass_fds=[guest.fileno()],
+            pass_fds=[guest.fileno(), monitor.fileno()],
         )
         guest.close()
+        monitor.close()
         assert self._qemu.stdout is not None
         self._console = self._qemu.stdout
         self._selector = selectors.DefaultSelector()
@@ -342,6 +363,15 @@ class Vm:
                 self._take_log(self._console.read())
                 raise GuestDied(self._last_words())
 
+    def _interrupt(self) -> str:
+        """Have a guest that is stuck panic; return what its kernel says of its processors."""
+        start = len(self._lines)
+        self._monitor.sendall(b"nmi\n")
+        with contextlib.suppress(GuestDied):
+            while True:
+                self._wait(_LAST_WORDS)
+        return "\n".join(self._lines[start:])
+
     def _take_log(self, data: bytes) -> None:
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
@@ -363,6 +393,7 @@ class Vm:
             self._errors.close()
             self._selector.close()
         self._control.close()
+        self._monitor.close()
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_path.write_text("".join(f"{line}\n" for line in self._lines))
         shutil.rmtree(self._directory)
