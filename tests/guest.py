@@ -101,18 +101,24 @@ class Guest(Vm):
         """Unload the module."""
         return self.do("rmmod krdma_smoke")
 
-    def fail(self, function: str, error: int, times: int | None = None, after: int = 0) -> None:
+    def fail(
+        self, function: str, error: int, times: int | None = None, after: int = 0, delay: int = 0
+    ) -> None:
         """Make a kernel function fail with `error` from now on, or the next few times.
 
-        The first calls, as many as `after`, go well. `{driver}` in its name is that of the driver.
+        The first calls, as many as `after`, go well. Each takes `delay` ms more. `{driver}` in its
+        name is that of the driver.
         """
         function = function.format(driver=self.driver)
         limit = "" if times is None else f"times={times}"
-        self.do(f"insmod /failpoint.ko function={function} error={error} after={after} {limit}")
+        self.do(
+            f"insmod /failpoint.ko function={function} error={error} after={after} delay={delay}"
+            f" {limit}"
+        )
 
-    def count(self, function: str) -> None:
-        """Count the calls of a kernel function from now on."""
-        self.fail(function, 0, times=0)
+    def count(self, function: str, delay: int = 0) -> None:
+        """Count the calls of a kernel function from now on; each takes `delay` ms more."""
+        self.fail(function, 0, times=0, delay=delay)
 
     def calls(self) -> int:
         """Return how many calls there were of the function that was to fail, or to be counted."""

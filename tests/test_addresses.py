@@ -94,6 +94,25 @@ def test_nothing_shows_an_address(guest: Guest) -> None:
         shown += guest.do(f"rdma -dd resource show {kind}").output
     assert "comm [krdma_smoke]" in shown
 
+    # With traffic: its results while it runs and after it, and memory that is open to the peer.
+    results = "/sys/kernel/debug/krdma_smoke/rxe0/results"
+    guest.unload()
+    running = "traffic from" if guest.driver == "rxe" else "traffic smoke skipped"
+    for messages, end in ((20, "traffic smoke "), (4_000_000_000, running)):
+        guest.do(
+            f"dmesg -c >/dev/null; insmod /krdma_smoke.ko rdma_dev_name=rxe0 traffic={messages}"
+            " sizes=8,4096 errors=1 connections=2 queue_pairs=2"
+        )
+        guest.wait_for(end)
+        regions = guest.do("rdma -dd resource show mr").output
+        assert ("comm [krdma_smoke]" in regions) == (end == "traffic from")
+        shown += regions + guest.do(f"cat {results}").output
+        guest.unload()
+    guest.do("insmod /krdma_smoke.ko rdma_dev_name=rxe0 traffic=1 peer=rxe9")
+    guest.wait_for("traffic waits for it")
+    guest.unload()
+    guest.load("rxe0")
+
     # All that the module can say.
     for parameter in ("completion", "cq_event", "qp_event"):
         guest.do(f"cat /sys/module/events/parameters/{parameter}")

@@ -15,6 +15,7 @@ from kernel import Kernel
 from module import PROJECT
 
 CONFIG = {
+    "CONFIG_DEBUG_FS": "y",
     "CONFIG_INFINIBAND": "m",
     "CONFIG_RUST": "y",
     "CONFIG_RUSTC_VERSION_TEXT": '"rustc 1.85.1"',
@@ -60,7 +61,7 @@ def configure(kdir: Path, config: dict[str, str]) -> None:
 def preflight(kdir: Path, tools: Path) -> list[str]:
     """Run the preflight and return its lines; its status must agree with whether there are any."""
     result = subprocess.run(
-        [PROJECT / "scripts/preflight.sh", "7.0.0-test", kdir],
+        [PROJECT / "scripts/preflight.sh", "7.3.0-test", kdir],
         env={"PATH": f"{tools}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -81,7 +82,7 @@ def test_preflight_without_tree(tmp_path: Path, tools: Path) -> None:
     """Without headers the preflight says which to install."""
     (line,) = preflight(tmp_path / "none", tools)
     assert "no kernel build tree" in line
-    assert "linux-headers-7.0.0-test" in line
+    assert "linux-headers-7.3.0-test" in line
 
 
 def test_preflight_with_another_tree(tmp_path: Path, tools: Path) -> None:
@@ -94,15 +95,31 @@ def test_preflight_with_another_tree(tmp_path: Path, tools: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
+        ("CONFIG_DEBUG_FS", "CONFIG_DEBUG_FS is not set"),
         ("CONFIG_INFINIBAND", "CONFIG_INFINIBAND is not set"),
         ("CONFIG_RUST", "CONFIG_RUST is not set"),
     ],
 )
 def test_preflight_of_configuration(kdir: Path, tools: Path, missing: str, said: str) -> None:
-    """A kernel without Rust or RDMA is told from one that has them."""
+    """A kernel without something is told from one that has it."""
     configure(kdir, {name: value for name, value in CONFIG.items() if name != missing})
     (line,) = preflight(kdir, tools)
     assert said in line
+
+
+@pytest.mark.parametrize("release", ["6.18.44+deb13-amd64", "7.1.9-rc1", "7.0"])
+def test_preflight_of_an_old_kernel(kdir: Path, tools: Path, release: str) -> None:
+    """A kernel that the module was never built for is told from one that lacks something."""
+    (kdir / "include/config/kernel.release").write_text(f"{release}\n")
+    (line,) = preflight(kdir, tools)
+    assert f"Linux {release} is too old: 7.2 or later is needed" in line
+
+
+@pytest.mark.parametrize("release", ["7.2.12+deb13-amd64", "7.2", "7.10.0-rc1", "10.0"])
+def test_preflight_of_a_newer_kernel(kdir: Path, tools: Path, release: str) -> None:
+    """Numbers are compared as such."""
+    (kdir / "include/config/kernel.release").write_text(f"{release}\n")
+    assert preflight(kdir, tools) == []
 
 
 @pytest.mark.parametrize("name", CRATES)
@@ -111,7 +128,7 @@ def test_preflight_without_crates(kdir: Path, tools: Path, name: str) -> None:
     (kdir / "rust" / name).unlink()
     (line,) = preflight(kdir, tools)
     assert name in line
-    assert "make headers KVER=7.0.0-test" in line
+    assert "make headers KVER=7.3.0-test" in line
 
 
 @pytest.mark.parametrize(
@@ -133,10 +150,10 @@ def test_preflight_of_tools(kdir: Path, tools: Path, tool: str, script: str, sai
 
 def test_preflight_names_the_kernel_of_the_tree(kdir: Path, tools: Path) -> None:
     """What is told to install is for the kernel of the tree."""
-    (kdir / "include/config/kernel.release").write_text("7.1.1-tree\n")
+    (kdir / "include/config/kernel.release").write_text("7.4.1-tree\n")
     (kdir / "rust/libcore.rmeta").unlink()
     (line,) = preflight(kdir, tools)
-    assert "make headers KVER=7.1.1-tree" in line
+    assert "make headers KVER=7.4.1-tree" in line
 
 
 def test_preflight_says_all_at_once(kdir: Path, tools: Path) -> None:

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import archive
 import buildroot
@@ -17,6 +19,9 @@ import kernel
 import pytest
 import vm
 from archive import Version
+from buildroot import BuildRoot
+from guest import Guest
+from kernel import Kernel
 from module import PROJECT
 from report import Failure
 
@@ -272,6 +277,8 @@ def test_crates_that_do_not_fit(tmp_path: Path, exported: str) -> None:
         "WARNING: CPU: 0 PID: 1 at drivers/infiniband/core/verbs.c:2164",
         "WARNING: possible circular locking dependency detected",
         "BUG: KASAN: slab-use-after-free in rxe_destroy_qp",
+        "BUG kmalloc-64 (Tainted: G           OE      ): Right Redzone overwritten",
+        "INFO: trying to register non-static key.",
         "Oops: Oops: 0000 [#1] SMP NOPTI",
         "refcount_t: underflow; use-after-free.",
         "Kernel panic - not syncing: Fatal exception",
@@ -296,6 +303,60 @@ def test_splat(line: str) -> None:
 def test_no_splat(line: str) -> None:
     """Ordinary lines are left alone."""
     assert not vm.SPLAT.search(line)
+
+
+class Counting(BuildRoot):
+    """A build root that counts how often QEMU is run, which ends at once the first few times."""
+
+    def __init__(self, root: BuildRoot, failures: int = 0) -> None:
+        """Make one that is otherwise like another."""
+        super().__init__(root.path, root.recipe)
+        self.attempts: list[Sequence[str | Path]] = []
+        self.failures = failures
+
+    def command(self, argv: Sequence[str | Path], **options: Any) -> list[str]:
+        """Return the command that runs another one in it."""
+        if argv[0] == self.recipe.arch.qemu[0]:
+            self.attempts.append(argv)
+            if len(self.attempts) <= self.failures:
+                argv = ["false"]
+        return super().command(argv, **options)
+
+
+def test_guest_is_booted_again(tmp_path: Path, chosen: Kernel, root: BuildRoot) -> None:
+    """A guest that does not come up is given another try."""
+    flaky = Counting(root, failures=1)
+    with vm.Vm(flaky, chosen, {}, log=tmp_path / "kernel.log") as guest:
+        assert guest.output("echo here") == "here\n"
+    assert len(flaky.attempts) == 2
+
+
+def test_kernel_that_panics_is_not_booted_again(
+    tmp_path: Path, chosen: Kernel, root: BuildRoot
+) -> None:
+    """What goes wrong while a kernel boots is not hidden by another try, which may go well."""
+    counting = Counting(root)
+    log = tmp_path / "kernel.log"
+    without_init = vm.Vm(counting, chosen, {}, log=log, parameters=("rdinit=/none",))
+    with pytest.raises(vm.GuestDied), without_init:
+        pass
+    assert any("Kernel panic" in line for line in without_init.splats())
+    assert len(counting.attempts) == 1
+
+
+def test_silent_guest_is_asked(
+    new_guest: Callable[..., Guest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest that is stuck says what its processors do before it is ended."""
+
+    def be_silent() -> None:
+        with new_guest() as guest:
+            monkeypatch.setattr(vm, "_SILENCE", 1.0)
+            guest.run("sleep 1000000")
+
+    with pytest.raises(vm.GuestDied) as failure:
+        be_silent()
+    assert "NMI backtrace for cpu 1" in "\n".join(failure.value.__notes__)
 
 
 def test_mirror(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import module
 import pytest
 import twin
+from buildroot import BuildRoot
 from guest import Guest, until_logged
-from test_traffic import SCHEMA, WRONG, gid_index, veth
+from kernel import Kernel
+from test_traffic import SCHEMA, WRONG, gid_index, null_device, veth
 
 pytestmark = pytest.mark.debian
 
@@ -38,7 +42,7 @@ def run(guest: Guest, name: str, *scripts: str) -> list[str]:
     """Run scripts, in which `{}` is the module's name; return what that says."""
     begin = len(guest.log)
     for script in scripts:
-        guest.run(script.format(name))
+        guest.run(script.replace("{}", name))
     return lines(guest, name, begin)
 
 
@@ -69,6 +73,7 @@ def test_devices(guest: Guest) -> None:
     )
     assert "no RDMA device is named wanted, waiting for it (there are: other, rxeN)" in said
     both(guest, "insmod /{}.ko rdma_dev_name=rxe0 check_ib_core=0", "rmmod {}")
+    both(guest, "insmod /{}.ko rdma_dev_name=rxe0 connections=1", "rmmod {}")
 
 
 def test_wrong_parameters(guest: Guest) -> None:
@@ -192,8 +197,10 @@ CALLS = {
     "ib_map_mr_sg": "$arg3:u32 $arg5:u32",
     "ib_dereg_mr_user": "",
     "ib_query_port": "$arg2:u32",
-    # Of the first work request, how many pieces it has, its opcode and its flags.
-    "rxe_post_send": "+24($arg2):u32 +28($arg2):u32 +32($arg2):x32",
+    # Of the first work request, how many pieces it has, its opcode, its flags, and, if it registers
+    # memory, under which key, as far as that is for the consumer to choose, and for what.
+    "rxe_post_send": "+24($arg2):u32 opcode=+28($arg2):u32 +32($arg2):x32 key=+48($arg2):x8"
+    " access=+52($arg2):x32",
     "rxe_post_recv": "+24($arg2):u32",
 }
 
@@ -215,7 +222,20 @@ def calls(guest: Guest, name: str, parameters: str) -> list[str]:
     trace = guest.do("cat /sys/kernel/tracing/trace").output
     found = re.findall(r": (\w+): \(.*?\) caller=0x(\w+) ?(.*)", trace)
     # The cache of ib_core calls some of these, too.
-    return [f"{call} {rest}".strip() for call, caller, rest in found if int(caller, 16) in own]
+    made = [f"{call} {rest}".strip() for call, caller, rest in found if int(caller, 16) in own]
+    # In what does not register memory, something else is there.
+    other = re.compile(rf"(opcode=(?!{REGISTER} ).*) key=\w+ access=\w+")
+    return [other.sub(r"\1", call) for call in made]
+
+
+# `enum ib_wr_opcode`.
+REGISTER = 0x20
+INVALIDATE = 7
+
+
+# What memory is open for, in the order of the tests: messages need nothing, writes and atomics also
+# the read behind them. `enum ib_access_flags`: 1 local write, 2 write, 4 read, 8 atomics.
+OPEN_FOR = ["0x1", "0x1", "0x7", "0x3", "0x5", "0xd", "0xd"]
 
 
 def test_calls(guest: Guest) -> None:
@@ -233,6 +253,14 @@ def test_calls(guest: Guest) -> None:
         )
         rust, c = (calls(guest, name, parameters) for name in NAMES)
         assert rust == c
+        posted = re.findall(r"opcode=(\d+)", "\n".join(c))
+        opened = re.findall(r"access=(\w+)", "\n".join(c))
+        # Then there is the error on purpose, a read, and a message after that.
+        assert opened == [*OPEN_FOR, "0x5", "0x1"]
+        # It was closed each time, but where the queue pair was in error; and the keys change.
+        assert posted.count(f"{INVALIDATE}") == len(opened) - 1
+        keys = [int(key, 16) for key in re.findall(r"key=(\w+) access", "\n".join(c))]
+        assert all(a != b for a, b in itertools.pairwise(keys))
         # Every memory region is of 32 messages.
         assert sum(call.startswith("ib_alloc_mr ") for call in c) == 2 * 2
         assert {call.partition(" ")[0] for call in c} == set(CALLS) - {"ib_drain_qp"}
@@ -245,18 +273,88 @@ def test_same_name(guest: Guest) -> None:
     guest.add("rxe0")
     guest.do(
         "modprobe dummy; mkdir -p /run/netns; rdma system set netns exclusive; ip netns add n1\n"
-        "ip link add d1 type dummy; ip link set d1 up\n"
-        "rdma link add new0 type rxe netdev d1; rdma dev set new0 netns n1"
+        "ip link add d1 type dummy; ip link set d1 up"
     )
     said = both(
         guest,
         "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=1 sizes=8",
         f"{until_logged('traffic smoke ')}; dmesg -c >/dev/null",
+        # Not there before: it would be found while the first one's traffic runs.
+        "rdma link add new0 type rxe netdev d1; rdma dev set new0 netns n1",
         "ip netns exec n1 rdma dev set new0 name rxe0",
         until_logged("traffic smoke "),
         "until test -e /sys/kernel/debug/{}/rxe0.2/results; do usleep 20000; done",
         "rmmod {}",
-        "ip netns exec n1 rdma dev set rxe0 name new0",
+        "ip netns exec n1 rdma link delete rxe0",
     )
     assert said.count("traffic smoke success") == 2
     assert "the directory rxeN is taken, the results of this device are in rxeN" in said
+
+
+# What a driver does not have, and what is said of that.
+LACKS = {
+    "no_atomics": (
+        "compare_swap NB depth N: skipped, ib_post_send of compare_swap failed, ret=-N",
+        "fetch_add NB depth N: skipped, ib_post_send of fetch_add failed, ret=-N",
+        "traffic smoke success",
+    ),
+    "no_registration": (
+        "traffic smoke skipped: the driver of nullN has no fast registration of memory"
+        " (IB_DEVICE_MEM_MGT_EXTENSIONS)",
+    ),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_what_a_driver_lacks(
+    root: BuildRoot, chosen: Kernel, ko: Path, tmp_path: Path, lack: str
+) -> None:
+    """What a driver does not have is skipped, also if it says that it has it, as mlx5 does."""
+    with null_device(root, chosen, ko, tmp_path, f"{lack}=1") as guest:
+        said = both(
+            guest,
+            "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=null0 traffic=40 depth=16",
+            until_logged("traffic smoke "),
+            "cat /sys/kernel/debug/{}/null0/results >/{}.json",
+            "rmmod {}",
+        )
+        assert tuple(line for line in said if "skipped" in line or "smoke s" in line) == (
+            "resource smoke success",
+            *LACKS[lack],
+        )
+        for name in NAMES:
+            parsed = json.loads(guest.do(f"cat /{name}.json").output)
+            jsonschema.validate(parsed, SCHEMA)
+            skipped = [test["test"] for test in parsed["tests"] if "skipped" in test]
+            assert skipped == (["compare_swap", "fetch_add"] if lack == "no_atomics" else [])
+
+
+# The post that fails: which, of all of the module's, how, and what is said of that. Of each of the
+# five tests before there are one that opens memory and 12 messages, and between them those that
+# close it.
+_BEFORE = 5 * 13 + 4
+REFUSED = (
+    (0, -22, "failed, ib_post_send of IB_WR_LOCAL_INV failed"),
+    (1, -22, "skipped, ib_post_send of IB_WR_REG_MR failed"),
+    (1, -12, "failed, ib_post_send of IB_WR_REG_MR failed"),
+    (2, -95, "skipped, ib_post_send of compare_swap failed"),
+    (2, -22, "failed, ib_post_send of compare_swap failed"),
+    (3, -95, "failed, ib_post_send of compare_swap failed"),
+)
+
+
+def test_what_is_skipped(guest: Guest) -> None:
+    """An atomic is skipped if it is the first thing that is refused, by what means that."""
+    guest.add("rxe0")
+    for number, error, what in REFUSED:
+        said = both(
+            guest,
+            f"insmod /failpoint.ko function=rxe_post_send error={error} times=1"
+            f" after={_BEFORE + number}",
+            "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=rxe0 traffic=12 sizes=8",
+            until_logged("traffic smoke "),
+            "rmmod {}; rmmod failpoint",
+        )
+        assert f"compare_swap NB depth N: {what}, ret=-N" in said
+        end = "failed" if what.startswith("failed") else "success"
+        assert [line for line in said if line.startswith(f"traffic smoke {end}")]

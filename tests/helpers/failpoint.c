@@ -5,9 +5,11 @@
  * While the module is loaded, a call of the function that has the name
  * `function` returns `error` without doing anything, or only `times` calls do,
  * the first ones but for `after` others. The function must return an int or a
- * pointer, unless `times` is 0: then calls are only counted, in `calls`.
+ * pointer, unless `times` is 0: then calls are only counted, in `calls`. Each
+ * call is held up for `delay` milliseconds, in which its processor is busy.
  */
 
+#include <linux/delay.h>
 #include <linux/kprobes.h>
 #include <linux/module.h>
 #include <linux/ptrace.h>
@@ -28,6 +30,10 @@ static int after;
 module_param(after, int, 0444);
 MODULE_PARM_DESC(after, "How many calls come before those that fail");
 
+static uint delay;
+module_param(delay, uint, 0444);
+MODULE_PARM_DESC(delay, "How long each call is held up, in milliseconds");
+
 static atomic_t calls = ATOMIC_INIT(0);
 module_param_named(calls, calls.counter, int, 0444);
 MODULE_PARM_DESC(calls, "How many calls there were");
@@ -42,6 +48,7 @@ static int divert(struct kprobe *probe, struct pt_regs *regs)
 {
 	int call = atomic_inc_return(&calls);
 
+	mdelay(delay);
 	if (call <= after || call - after > times)
 		return 0;
 	instruction_pointer_set(regs, (unsigned long)failing);
