@@ -3,7 +3,10 @@
 //! Latencies, counted by their size.
 
 use kernel::{
-    alloc::KVVec,
+    alloc::{
+        KVBox,
+        KVVec, //
+    },
     prelude::*, //
 };
 
@@ -16,6 +19,10 @@ const MAX: u64 = 10_000_000_000;
 
 /// The index of the counter of [`MAX`], and one more.
 const COUNTERS: usize = index(MAX) + 1;
+
+/// How many there is room for. That of a power of two no index leaves that is cut down to it, so
+/// none has to be checked.
+const ROOM: usize = COUNTERS.next_power_of_two();
 
 /// Returns the index of the counter for a value.
 ///
@@ -56,7 +63,7 @@ fn bounds(index: usize) -> (u64, u64) {
 ///
 /// Recording neither allocates nor fails.
 pub(super) struct Histogram {
-    counters: KVVec<u32>,
+    counters: KVBox<[u32; ROOM]>,
     count: u64,
     min: u64,
     max: u64,
@@ -69,14 +76,8 @@ impl Histogram {
     ///
     /// `ENOMEM`.
     pub(super) fn new() -> Result<Self> {
-        let mut counters = KVVec::with_capacity(COUNTERS, GFP_KERNEL)?;
-
-        while counters.len() < COUNTERS {
-            counters.push_within_capacity(0)?;
-        }
-
         Ok(Self {
-            counters,
+            counters: KVBox::init(pin_init::init_zeroed(), GFP_KERNEL)?,
             count: 0,
             min: u64::MAX,
             max: 0,
@@ -93,7 +94,7 @@ impl Histogram {
 
     /// Counts a value.
     pub(super) fn record(&mut self, value: u64) {
-        if let Some(counter) = self.counters.get_mut(index(value)) {
+        if let Some(counter) = self.counters.get_mut(index(value) & (ROOM - 1)) {
             // A test has no more messages than that.
             *counter = counter.wrapping_add(1);
         }
