@@ -291,17 +291,27 @@ def test_same_name(guest: Guest) -> None:
     assert "the directory rxeN is taken, the results of this device are in rxeN" in said
 
 
-# What a driver does not have, and what is said of that.
+# What a driver does not have, what is said of that, and how many tests are run: five with each
+# size, and two of atomics.
 LACKS = {
-    "no_atomics": (
-        "compare_swap NB depth N: skipped, ib_post_send of compare_swap failed, ret=-N",
-        "fetch_add NB depth N: skipped, ib_post_send of fetch_add failed, ret=-N",
-        "traffic smoke success",
+    "atomics=1": (
+        (
+            "compare_swap NB depth N: skipped, ib_post_send of compare_swap failed, ret=-N",
+            "fetch_add NB depth N: skipped, ib_post_send of fetch_add failed, ret=-N",
+            "traffic smoke success",
+        ),
+        5 * 4 + 2,
     ),
-    "no_registration": (
-        "traffic smoke skipped: the driver of nullN has no fast registration of memory"
-        " (IB_DEVICE_MEM_MGT_EXTENSIONS)",
+    "atomics=0": (("traffic smoke success",), 5 * 4),
+    "no_registration=1": (
+        (
+            "traffic smoke skipped: the driver of nullN has no fast registration of memory"
+            " (IB_DEVICE_MEM_MGT_EXTENSIONS)",
+        ),
+        0,
     ),
+    # The two larger ones of the default sizes are one.
+    "message_max=5000": (("traffic smoke success",), 5 * 3 + 2),
 }
 
 
@@ -310,7 +320,8 @@ def test_what_a_driver_lacks(
     root: BuildRoot, chosen: Kernel, ko: Path, tmp_path: Path, lack: str
 ) -> None:
     """What a driver does not have is skipped, also if it says that it has it, as mlx5 does."""
-    with null_device(root, chosen, ko, tmp_path, f"{lack}=1") as guest:
+    what, tests = LACKS[lack]
+    with null_device(root, chosen, ko, tmp_path, lack) as guest:
         said = both(
             guest,
             "dmesg -c >/dev/null; insmod /{}.ko rdma_dev_name=null0 traffic=40 depth=16",
@@ -320,13 +331,16 @@ def test_what_a_driver_lacks(
         )
         assert tuple(line for line in said if "skipped" in line or "smoke s" in line) == (
             "resource smoke success",
-            *LACKS[lack],
+            *what,
         )
         for name in NAMES:
             parsed = json.loads(guest.do(f"cat /{name}.json").output)
             jsonschema.validate(parsed, SCHEMA)
+            assert len(parsed["tests"]) == tests
             skipped = [test["test"] for test in parsed["tests"] if "skipped" in test]
-            assert skipped == (["compare_swap", "fetch_add"] if lack == "no_atomics" else [])
+            assert skipped == (["compare_swap", "fetch_add"] if lack == "atomics=1" else [])
+            if lack == "message_max=5000":
+                assert {test["size"] for test in parsed["tests"]} == {8, 4096, 5000}
 
 
 # The post that fails: which, of all of the module's, how, and what is said of that. Of each of the

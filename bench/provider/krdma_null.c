@@ -40,13 +40,17 @@ static unsigned int fail;
 module_param(fail, uint, 0444);
 MODULE_PARM_DESC(fail, "Number of the send that fails, which is told 0.1 s after those behind it are flushed (default: 0, none)");
 
-static bool no_atomics;
-module_param(no_atomics, bool, 0444);
-MODULE_PARM_DESC(no_atomics, "The kernel's atomics are not taken, though there are some (default: N)");
+static unsigned int atomics = 2;
+module_param(atomics, uint, 0444);
+MODULE_PARM_DESC(atomics, "Atomics: 2 for all, 1 for user space only, which is not told, 0 for none (default: 2)");
 
 static bool no_registration;
 module_param(no_registration, bool, 0444);
 MODULE_PARM_DESC(no_registration, "Memory cannot be registered by work requests (default: N)");
+
+static unsigned int message_max = 1U << 30;
+module_param(message_max, uint, 0444);
+MODULE_PARM_DESC(message_max, "Size of the largest message, in bytes (default: 1 GiB)");
 
 static bool dma;
 module_param(dma, bool, 0444);
@@ -347,7 +351,7 @@ static bool null_is_refused(const struct ib_send_wr *wr)
 	switch (wr->opcode) {
 	case IB_WR_ATOMIC_CMP_AND_SWP:
 	case IB_WR_ATOMIC_FETCH_AND_ADD:
-		return no_atomics;
+		return atomics < 2;
 	case IB_WR_REG_MR:
 	case IB_WR_LOCAL_INV:
 		return no_registration;
@@ -689,7 +693,7 @@ static int null_query_device(struct ib_device *device,
 	attr->max_pd = 65536;
 	attr->max_qp_rd_atom = 16;
 	attr->max_qp_init_rd_atom = 16;
-	attr->atomic_cap = IB_ATOMIC_HCA;
+	attr->atomic_cap = atomics ? IB_ATOMIC_HCA : IB_ATOMIC_NONE;
 	attr->max_fast_reg_page_list_len = PAGES_MAX;
 	attr->max_pkeys = 1;
 	return 0;
@@ -704,7 +708,7 @@ static int null_query_port(struct ib_device *device, u32 port,
 	attr->active_mtu = IB_MTU_4096;
 	attr->gid_tbl_len = 1;
 	attr->pkey_tbl_len = 1;
-	attr->max_msg_sz = 1U << 30;
+	attr->max_msg_sz = message_max;
 	attr->lid = port;
 	attr->active_width = IB_WIDTH_1X;
 	attr->active_speed = IB_SPEED_SDR;
